@@ -49,10 +49,9 @@ def start_worker() -> subprocess.Popen[bytes]:
 async def page_of(client: Client) -> AsyncGenerator[str | None]:
     """Serve the dashboard while the shop runs; None where it is not installed or not built."""
     try:
-        import uvicorn
-
         from perdure.dashboard import dashboard
         from perdure.dashboard.app import STATIC
+        from perdure.dashboard.server import Server
     except ImportError:
         yield None
         return
@@ -61,7 +60,7 @@ async def page_of(client: Client) -> AsyncGenerator[str | None]:
         return
     listener = socket.create_server(("127.0.0.1", 0))
     app = dashboard(client, hosts=["127.0.0.1"], registry=Registry([shop]))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    server = Server(app, log_level="error")
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/"

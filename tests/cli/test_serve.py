@@ -36,7 +36,9 @@ def test_a_wrong_place_is_refused(tmp_path, arguments, words):
     assert words in done.stderr
 
 
-def test_an_action_is_a_line_of_its_output(tmp_path):
+@pytest.fixture
+def served(tmp_path):
+    """A server on a store with one instance: its process and its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     subprocess.run(
@@ -52,16 +54,34 @@ def test_an_action_is_a_line_of_its_output(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    ask = urllib.request.Request(
-        f"http://{address}/api/v1/run/pause", b'{"id": "a-1"}', {"X-Perdure-Write": "1"}
-    )
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
         try:
-            urllib.request.urlopen(ask).close()
+            urllib.request.urlopen(f"http://{address}/livez").close()
         except OSError:
             time.sleep(0.05)
         else:
             break
+    yield server, address
+    server.kill()
+    server.wait()
+
+
+def test_an_action_is_a_line_of_its_output(served):
+    server, address = served
+    ask = urllib.request.Request(
+        f"http://{address}/api/v1/run/pause", b'{"id": "a-1"}', {"X-Perdure-Write": "1"}
+    )
+    urllib.request.urlopen(ask).close()
     server.terminate()
     assert 'local /run/pause {"id":"a-1"}' in server.communicate(timeout=HANG_SECONDS)[1]
+
+
+def test_a_server_with_an_open_page_stops_without_a_word(served):
+    server, address = served
+    with urllib.request.urlopen(f"http://{address}/api/v1/stream?id=a-1") as page:
+        assert page.readline() == b"retry: 2000\n"
+        server.terminate()
+        assert "event: change" in page.read().decode()  # to the end of the stream
+    said = server.communicate(timeout=HANG_SECONDS)[1]
+    assert [line for line in said.splitlines() if "Ctrl-C ends it" not in line] == []

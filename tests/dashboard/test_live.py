@@ -10,7 +10,7 @@ import pytest
 
 from dashboard.conftest import running_shop
 from patience import HANG_SECONDS
-from perdure.dashboard import live
+from perdure.dashboard import dashboard, live
 from perdure.dashboard.live import Changes, Tab, stream
 from perdure.dashboard.service import Service, Shared
 
@@ -109,6 +109,36 @@ def test_tabs_are_told_the_later_the_longer_their_reads_take():
         asyncio.run(tell())
     pace, most = live.PACE_SECONDS, live.PACE_SECONDS_MAX
     assert pauses == [pace, pytest.approx(live.COST_SHARE * 0.04 - pace), pace, most - pace]
+
+
+def test_a_stream_that_a_stopping_server_cancels_ends_in_order(shop_runtime):
+    """As of an application that mounts the page, whose server waits for no page for long."""
+    loop, runtime = shop_runtime
+    sent = []
+
+    async def open_and_cancel():
+        is_open = asyncio.Event()
+
+        async def send(message):
+            sent.append(message)
+            is_open.set()
+
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/api/v1/stream",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost")],
+            "client": ("127.0.0.1", 1),
+        }
+        page = asyncio.create_task(dashboard(runtime)(scope, asyncio.Event().wait, send))
+        await is_open.wait()
+        page.cancel()
+        await page
+
+    loop.run(open_and_cancel())
+    assert sent[0]["status"] == 200
+    assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 def test_an_event_id_of_another_server_is_not_taken_for_its_own():

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.requests import Request
+    from starlette.types import Receive, Send
+    from starlette.types import Scope as AsgiScope
 
     from perdure.dashboard.security import Token
 
@@ -170,6 +172,7 @@ class _Dashboard:
             Route("/{path:path}", self._static),
         ]
         self.app = Starlette(routes=routes)
+        self.app.state.end_streams = self._changes.end
 
     # --- the API
 
@@ -265,7 +268,7 @@ class _Dashboard:
         if self._changes.is_full:
             return _problem(503, "Busy", "too many open pages; close some", retry=10)
         last_id = request.headers.get("last-event-id")
-        return StreamingResponse(
+        return _Stream(
             stream(self._changes, instance_id, last_id),
             media_type="text/event-stream",
             headers=HEADERS | {"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
@@ -323,6 +326,16 @@ class _Dashboard:
             media_type=_TYPES[file.suffix],
             headers=HEADERS | {"Cache-Control": "no-cache"},
         )
+
+
+class _Stream(StreamingResponse):
+    """A stream that ends in order when a server that stops cancels it."""
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except asyncio.CancelledError:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _body(request: Request, most: int = BODY_BYTES_MAX) -> bytes:

@@ -68,7 +68,8 @@ class Changes:
         self._reads = 0
         self._reading_since = 0.0
         self._spent = 0.0
-        """The seconds in which at least one read was under way."""
+        """Seconds of the CPU, of this thread, while at least one read was under way."""
+        self.has_ended = False
 
     @property
     def is_full(self) -> bool:
@@ -83,14 +84,14 @@ class Changes:
     def reading(self) -> Iterator[None]:
         """Count the time of a read of a tab."""
         if self._reads == 0:
-            self._reading_since = time.monotonic()
+            self._reading_since = time.thread_time()
         self._reads += 1
         try:
             yield
         finally:
             self._reads -= 1
             if self._reads == 0:
-                self._spent += time.monotonic() - self._reading_since
+                self._spent += time.thread_time() - self._reading_since
 
     def enter(self, tab: Tab, last_id: str | None = None) -> None:
         """Begin to tell a tab. ``last_id`` is that of the last event that it got."""
@@ -102,6 +103,12 @@ class Changes:
         if tab.topics:
             tab.wake.set()
         self._adjust_tasks()
+
+    def end(self) -> None:
+        """End all streams: the server stops."""
+        self.has_ended = True
+        for tab in self._tabs:
+            tab.wake.set()
 
     def leave(self, tab: Tab) -> None:
         self._tabs.discard(tab)
@@ -184,6 +191,8 @@ async def stream(
             except TimeoutError:
                 yield b": still here\n\n"
                 continue
+            if changes.has_ended:
+                return
             tab.wake.clear()
             topics = sorted(tab.topics)
             tab.topics.clear()

@@ -340,9 +340,7 @@ def test_an_instance_that_changed_code_blocks_says_so_in_plain_words():
 
     insight = explain(info(Status.BLOCKED, block=block), (), QueueContext(), NOW + 60_000)
 
-    assert insight.sentence == (
-        "Blocked for 1m: its code no longer does what its history says"
-    )
+    assert insight.sentence == ("Blocked for 1m: its code no longer does what its history says")
 
 
 def test_ends_are_told_with_how_long_it_took():

@@ -57,9 +57,8 @@ def serve(
             raise UsageError(f"either {place!r} or --store {settings.store_flag!r}, not both")
         settings.store_flag = place
     try:
-        import uvicorn
-
         from perdure.dashboard import dashboard, read_tokens
+        from perdure.dashboard.server import Server
     except ImportError as error:
         raise UsageError(
             f"the dashboard needs the extra ui: pip install 'perdure[ui]' ({error})"
@@ -89,15 +88,7 @@ def serve(
         )
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{port}/"
-        config = uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=2,
-        )
-        server = uvicorn.Server(config)
+        server = Server(app, host=host, port=port, log_level="warning")
         echo("serving ", Cell(address, "bold"), "" if tokens is None else " (with tokens)")
         note("Ctrl-C ends it")
         if opens:
