@@ -28,6 +28,7 @@ FRAGMENTS = {
     "_LOCK_FACTS",
     "_MESSAGE",
     "_READY",
+    "SENT",
 }
 """Parts of statements."""
 

@@ -27,7 +27,7 @@ from perdure.conformance.factories import (
 from perdure.conformance.harness import checks, outcomes
 from perdure.conformance.requires import requires
 from perdure.conformance.sessions import worker
-from perdure.errors import LockLost
+from perdure.errors import DuplicateEvent, LockLost
 from perdure.limits import BATCH_MESSAGES_MAX
 from perdure.providers.records import ExecutionMetadata, TurnCommit
 
@@ -146,6 +146,14 @@ class TestClocks:
         await store.provider.renew_orchestration_item_lock(held.lock_token, 1_000)
 
 
+async def _hold(store: Store, instance_id: str) -> None:
+    """Lock a new instance and a work item of it."""
+    await enqueue(store, start(instance_id))
+    await enqueue_work(store, activity(instance_id))
+    await take(store, instance_id)
+    await take_work(store)
+
+
 @checks
 class TestClocksThatGoBack:
     """Nothing waits as long as the clock has gone back, except what has a time of its own."""
@@ -215,6 +223,50 @@ class TestClocksThatGoBack:
         for each in (held, later):
             await store.provider.renew_orchestration_item_lock(each.lock_token, LOCK_MS)
         await store.provider.renew_work_item_lock(work.lock_token, LOCK_MS)
+
+    @requires("durable")
+    async def test_a_store_that_is_opened_again_does_not_follow_the_clock_again(
+        self, store: Store
+    ) -> None:
+        await _hold(store, "x")
+        await store.advance(-3_600_000)
+        assert await fetch(store) is None
+
+        await store.reopen()
+
+        assert await fetch(store) is None
+        assert await fetch_work(store) is None
+
+    @requires("several_handles")
+    async def test_all_handles_follow_the_clock_once_together(self, store: Store) -> None:
+        other = await store.second()
+        await _hold(store, "x")
+        await other.enqueue_for_orchestrator(raised("y"))
+        await store.advance(-3_600_000)
+        for provider in (store.provider, other, store.provider):
+            await provider.enqueue_for_orchestrator(raised("y"))
+
+        newcomer = await store.second()
+
+        for provider in (newcomer, store.provider):
+            assert await fetch(store, provider=provider) is None
+            assert await fetch_work(store, provider=provider) is None
+
+    async def test_a_commit_that_is_refused_does_not_undo_that_the_clock_is_followed(
+        self, store: Store
+    ) -> None:
+        await enqueue(store, start("y"))
+        refused = await take(store, "y")
+        await _hold(store, "x")
+        await store.advance(-3_600_000)
+        twice = TurnCommit(execution_id=1, history_delta=(event("y", 1), event("y", 1)))
+        with pytest.raises(DuplicateEvent):
+            await store.provider.ack_orchestration_item(refused.lock_token, twice)
+        assert await fetch(store) is None
+        await store.advance(LOCK_MS)
+
+        assert {(await take(store)).item.instance_id for _ in "xy"} == {"x", "y"}
+        assert (await take_work(store)).attempt_count == 2
 
     async def test_a_long_queue_keeps_its_order_when_the_clock_goes_back(
         self, store: Store

@@ -523,8 +523,8 @@ class Checkpoint:
         self._document_files.write(path, seal(struct(rows=[table.values(row) for row in rows])))
 
     def _write_store(self) -> None:
-        moved_to, next_message_id = self._execute(
-            "SELECT moved_to, next_message_id FROM store_info"
+        moved_to, next_message_id, clock_was_at, clock_set_to = self._execute(
+            "SELECT moved_to, next_message_id, clock_was_at, clock_set_to FROM store_info"
         ).fetchone()
         last_letter_id = self._execute(
             "SELECT max(seq) FROM sqlite_sequence WHERE name = 'dead_letters'"
@@ -537,5 +537,7 @@ class Checkpoint:
             checkpoint=self._first_sequence - 1,
             last_message_id=next_message_id - 1,
             last_letter_id=last_letter_id or 0,
+            clock_was_at=clock_was_at,
+            clock_set_to=clock_set_to,
         )
         self._root.replace(layout.STORE_FILE, seal(document))

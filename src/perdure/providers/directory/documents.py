@@ -277,6 +277,8 @@ class StoreDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The files hold every commit up to this sequence number of the journal."""
     last_message_id: int = 0
     last_letter_id: int = 0
+    clock_was_at: int | None = None
+    clock_set_to: int | None = None
 
 
 class Documents:

@@ -111,9 +111,17 @@ class Loader:
             self.old = OldStore(self._files)
         self.last_sequence = store.checkpoint
         execute("BEGIN")
+        values = (
+            store.last_message_id + 1,
+            time_ms(store.created_at),
+            store.moved_to,
+            store.clock_was_at,
+            store.clock_set_to,
+        )
         execute(
-            "UPDATE store_info SET next_message_id = ?, created_at = ?, moved_to = ?",
-            (store.last_message_id + 1, time_ms(store.created_at), store.moved_to),
+            "UPDATE store_info SET next_message_id = ?, created_at = ?, moved_to = ?,"
+            " clock_was_at = ?, clock_set_to = ?",
+            values,
         )
         execute("INSERT INTO sqlite_sequence VALUES ('dead_letters', ?)", (store.last_letter_id,))
         old = self.old

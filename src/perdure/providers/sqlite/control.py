@@ -112,6 +112,7 @@ RELEASE_HOLDER: Final = Verb("release_holder", release_holder)
 
 _WORKER: Final = "SELECT record, holder, expires_at FROM workers WHERE worker_id = ?"
 
+# The latest time at which something was queued or locked, for all that is known.
 _LATEST_TIME: Final = """
 SELECT coalesce(max(latest), 0)
 FROM (SELECT enqueued_at AS latest FROM orchestrator_queue
@@ -154,25 +155,55 @@ WHERE locked_until > ?1
 )
 
 
-def latest_time(tx: Transaction) -> int:
-    """Return the latest time at which something was queued or locked, for all that is known."""
-    return int(tx.row(_LATEST_TIME)[0])
+_CLOCK_WAS_SET: Final = "SELECT clock_was_at, clock_set_to FROM store_info"
+_NOTE_CLOCK: Final = "UPDATE store_info SET clock_was_at = ?, clock_set_to = ?"
 
 
-def follow_clock_back(tx: Transaction, latest: int) -> None:
+class ClockFollower:
+    """Lets a store follow a clock that went back, once for all handles of all processes."""
+
+    def __init__(self) -> None:
+        self.latest: int | None = None
+        """Time of the last transaction of this process; None before the first."""
+        self.set_to: int | None = None
+        """The time that the clock was last set back to, for all that this process knows."""
+
+    def follow(self, tx: Transaction) -> bool:
+        """Compare the time of a transaction with the latest one; return True if rows were changed.
+
+        To be called by the first transaction, and by one whose time is before ``latest``. Call
+        ``followed`` when the changes are committed.
+        """
+        was_at, set_to = tx.row(_CLOCK_WAS_SET)
+        stored: int = tx.row(_LATEST_TIME)[0]
+        latest = self.latest
+        if latest is None or set_to != self.set_to:
+            # Another process has followed the clock, or this one knows nothing yet. What is stored
+            # may be from before that: its times are above the one that the clock was set to.
+            is_followed = set_to is not None and set_to < stored <= was_at
+            latest = tx.now if is_followed else stored
+        self.set_to = set_to
+        if tx.now >= latest or moved_to(tx.connection) is not None:
+            return False
+        _follow_clock_back(tx, latest)
+        tx.change(_NOTE_CLOCK, (max(latest, stored), tx.now))
+        return True
+
+    def followed(self, now: int) -> None:
+        self.latest = self.set_to = now
+
+
+def _follow_clock_back(tx: Transaction, latest: int) -> None:
     """Follow a clock that was at ``latest`` before and is behind that now.
 
     Messages and work that were sent for then are visible, in their order. Locks and delays last as
     long as they would have: an ended lock stays ended, and a dead worker's lock ends in time.
     """
-    if moved_to(tx.connection) is not None:
-        return
     hidden = tx.rows(_HIDDEN_INSTANCES, (tx.now,))
     for statement in _FOLLOW_CLOCK_BACK:
         tx.change(statement, (tx.now, latest - tx.now)[: 1 + ("?2" in statement)])
     for (instance_id,) in hidden:
         readiness.refresh(tx, instance_id)
-    tx.turns_changed = tx.work_changed = True
 
 
 def extend_stalled_locks(tx: Transaction, since: int) -> None:

@@ -29,6 +29,7 @@ from perdure.providers import rules
 from perdure.providers.sqlite import connection as connections
 from perdure.providers.sqlite import guards, readiness
 from perdure.providers.sqlite.connection import BusyHandler
+from perdure.providers.sqlite.control import ClockFollower
 from perdure.providers.sqlite.guards import FileIdentity
 from perdure.providers.sqlite.peers import NoPeers, Peers
 from perdure.providers.sqlite.transaction import Transaction
@@ -139,6 +140,7 @@ class Database:
         """Waits for other processes that write, or lets statements fail at once with StoreBusy."""
         self.in_use = threading.Lock()
         """Held while the connection is used: locks are renewed by a thread of their own."""
+        self.clock_follower = ClockFollower()
         self.peers = NoPeers()
         """The other processes that have the store open."""
         self.is_watching = False

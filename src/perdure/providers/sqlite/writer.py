@@ -26,11 +26,7 @@ from perdure.providers.sqlite.connection import (
     disconnect,
     translate,
 )
-from perdure.providers.sqlite.control import (
-    extend_stalled_locks,
-    follow_clock_back,
-    latest_time,
-)
+from perdure.providers.sqlite.control import extend_stalled_locks
 from perdure.providers.sqlite.transaction import PreconditionChanged, Snapshot
 
 if TYPE_CHECKING:
@@ -130,8 +126,7 @@ class Writer:
         self._database = database
         self._deliver = deliver
         self._now_ms = database.system.clock.now_ms
-        self._latest: int | None = None
-        """Time of the last transaction; None before the first."""
+        self._follower = database.clock_follower
         self._monotonic = database.system.monotonic
         self._last_commit = 0.0
         self._is_broken = False
@@ -250,12 +245,10 @@ class Writer:
             if lasts is not database.lasts:
                 database.let_last(lasts)
             transaction.begin(self._now_ms)
-            latest = latest_time(transaction) if self._latest is None else self._latest
-            self._latest = now = transaction.now
-            if now < latest:
-                follow_clock_back(transaction, latest)
-            if now - since > STALL_MS:
-                extend_stalled_locks(transaction, since)
+            latest, now = self._follower.latest, transaction.now
+            if latest is None or now < latest or now - since > STALL_MS:
+                self._adjust_locks(transaction, since)
+            self._follower.latest = transaction.now
             started = monotonic()
             if is_alone:
                 outcomes = [self._outcome(transaction, entries[0], is_alone=True)]
@@ -298,6 +291,23 @@ class Writer:
             delivery.turns_changed |= transaction.turns_changed
             delivery.work_changed |= transaction.work_changed
             delivery.changed_instances += transaction.changed_instances
+
+    def _adjust_locks(self, transaction: Transaction, since: int) -> None:
+        """Let locks follow a clock that went back, and extend those that ran out in a stall.
+
+        In a commit of its own: what the transaction does after it may be rolled back.
+        """
+        follows = self._follower.follow(transaction)
+        is_stall = transaction.now - since > STALL_MS
+        if is_stall:
+            extend_stalled_locks(transaction, since)
+        if follows or is_stall:
+            transaction.commit()
+            if follows:
+                self._follower.followed(transaction.now)
+            self._database.check_before_reply()
+            transaction.begin(self._now_ms)
+            transaction.turns_changed = transaction.work_changed = True
 
     def _outcome(self, transaction: Transaction, entry: Entry, *, is_alone: bool) -> Outcome:
         """Run one operation. If it fails after it has written, all of the transaction is undone."""
