@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from perdure.arguments import check_number
-from perdure.errors import AlreadyResolved, InvalidValue, PayloadError, ProviderError, UsageError
+from perdure.errors import (
+    AlreadyResolved,
+    InvalidValue,
+    PayloadError,
+    ProviderError,
+    UsageError,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -102,8 +109,13 @@ def webhook(
     ``webhook:EVENT_ID``, so a repeated event starts nothing. Or ``resolve``: returns the key of the
     promise that gets the body; None ignores the event.
 
-        app.mount("/stripe", webhook(client, verify=stripe_signature(SECRET), resolve=payment_key))
+        stripe = webhook(client, verify=stripe_signature(SECRET), resolve=payment_key)
+        app.add_route("/stripe", stripe, methods=["POST"])
     """
+    if not callable(verify):
+        raise UsageError(
+            f"verify must be a function such as github_signature(SECRET), not {shown(verify)}"
+        )
     if (start is None) == (resolve is None) or (start is None) != (event_id is None):
         raise UsageError("a webhook has either start= and event_id=, or resolve=")
     check_number(body_bytes_max, "body_bytes_max", minimum=1)

@@ -28,7 +28,7 @@ def test_promises_are_listed_and_resolved(cli):
     assert (found["key"], found["awaited_by"]) == ("approval:o-1", ["o-1"])
     assert "approval:o-1" in cli("promises").out
     assert "approval" in cli("show", "o-1").out
-    cli("resolve", "approval:o-1", "--data", "true")
+    assert cli("resolve", "approval:o-1", "--data", "true").err == ""
     asyncio.run(work(has_ended))
     assert cli("result", "o-1").json is True
     assert cli("promises", "-o", "ids").lines == []
@@ -39,6 +39,8 @@ def test_promises_are_listed_and_resolved(cli):
 
 def test_a_promise_is_rejected_early(cli):
     cli.run()
-    cli("resolve", "k", "--reject", "no")
+    said = cli("resolve", "k", "--reject", "no")
+    assert "rejected k" in said.out
+    assert "no instance has awaited it yet; the answer is kept for one that does" in said.err
     assert "not both" in cli("resolve", "k", "--data", "1", "--reject", "no", code=2).err
     assert "not JSON" in cli("resolve", "k", "--data", "{", code=2).err

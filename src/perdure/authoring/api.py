@@ -21,7 +21,7 @@ from perdure.limits import check_id
 
 if TYPE_CHECKING:
     import datetime
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
     from random import Random
     from types import TracebackType, UnionType
     from typing import Self
@@ -50,13 +50,13 @@ def wait_for_event(name: str, type: type[T]) -> Step[T]: ...
 def wait_for_event(name: str, type: None) -> Step[None]: ...
 @overload
 def wait_for_event(name: str, type: UnionType) -> Step[Any]: ...
-def wait_for_event(name: str, type: Any = Any) -> Step[Any]:  # noqa: A002
+def wait_for_event(name: str, type: Any = Any, **unknown: object) -> Step[Any]:  # noqa: A002
     """Wait for the next event of that name. An event that arrived before the call is kept for it.
 
     Data that does not fit the type raises PayloadError at the ``await``.
     """
     recorder = require_recorder("wait_for_event()")
-    _check_type(type)
+    _check_wait("wait_for_event", type, unknown)
     return recorder.wait(check_id(name, "event name"), type, is_message=False)
 
 
@@ -68,17 +68,23 @@ def next_message(queue: str, type: type[T]) -> Step[T]: ...
 def next_message(queue: str, type: None) -> Step[None]: ...
 @overload
 def next_message(queue: str, type: UnionType) -> Step[Any]: ...
-def next_message(queue: str, type: Any = Any) -> Step[Any]:  # noqa: A002
+def next_message(queue: str, type: Any = Any, **unknown: object) -> Step[Any]:  # noqa: A002
     """Wait for the next message of that mailbox, first in, first out.
 
     Data that does not fit the type raises PayloadError at the ``await``.
     """
     recorder = require_recorder("next_message()")
-    _check_type(type)
+    _check_wait("next_message", type, unknown)
     return recorder.wait(check_id(queue, "queue name"), type, is_message=True)
 
 
-def _check_type(type: object) -> None:  # noqa: A002
+def _check_wait(called: str, type: object, unknown: Mapping[str, object]) -> None:  # noqa: A002
+    if unknown:
+        names = ", ".join(map(repr, unknown))
+        raise UsageError(
+            f"{called}() has no option {names}; a time limit is written around it: "
+            "async with asyncio.timeout(60)"
+        )
     if isinstance(type, str):
         raise UsageError(f"the second argument is a type, such as bool, not the text {type!r}")
 

@@ -61,6 +61,7 @@ _SHARED: Final = (
     *(asyncio.Lock, asyncio.Event, asyncio.Condition, asyncio.Semaphore, asyncio.Barrier),
     *(asyncio.Queue, asyncio.Future),
 )
+_TASK_STARTERS: Final = (asyncio.create_task, asyncio.ensure_future)
 _SETS: Final = (set, frozenset)
 _IN_ORDER: Final = (list, tuple, enumerate, iter, reversed, zip, map)
 _FUNCTIONS_MAX: Final = 200
@@ -187,6 +188,11 @@ class _Reader:
             case ast.Expr(value=ast.Call() as call) if self._is_coroutine(call):
                 shown = ast.unparse(call.func)
                 return f"calls {shown}() {{at}} without await, so it does not run; write await"
+            case ast.Expr(value=ast.Call(func=starter)) if self.named(starter) in _TASK_STARTERS:
+                return (
+                    "starts a task {at} and drops it: it is cancelled when the function ends, and "
+                    "its errors are lost; keep the task and await it, or use asyncio.TaskGroup"
+                )
             case ast.Call():
                 called = self.named(node.func)
                 if isinstance(called, FunctionType):

@@ -213,7 +213,10 @@ class Runtime(Client):
             lifespan = _lifespan_of(module)
             if lifespan is not None:
                 what = f"lifespan(runtime) of {module.__name__}"
-                yielded = await opened.enter_async_context(lifespan(self))
+                context = lifespan(self)
+                if not hasattr(context, "__aenter__"):
+                    raise UsageError(f"{what} must be an async def that yields once: yield [pool]")
+                yielded = await opened.enter_async_context(context)
                 resources = [*resources, *_listed_resources(yielded or (), what)]
         takes = self.options.run_activities
         return self.registry.with_resources(resources) if takes else self.registry
@@ -327,7 +330,16 @@ def _lifespan_of(module: ModuleType) -> Any:
     Web frameworks use the name too, with another parameter: ``lifespan(app)`` is none of ours.
     """
     found = vars(module).get("lifespan")
-    if not callable(found) or [*signature(found).parameters] != ["runtime"]:
+    if not callable(found):
+        return None
+    parameters = [*signature(found).parameters]
+    if parameters != ["runtime"]:
+        if len(parameters) == 1 and not parameters[0].endswith(("app", "_")):
+            log.warning(
+                "lifespan(%s) of %s is not run: its parameter must have the name runtime",
+                parameters[0],
+                module.__name__,
+            )
         return None
     if iscoroutinefunction(found):
         raise UsageError(f"lifespan(runtime) of {module.__name__} must yield once: yield [pool]")

@@ -363,11 +363,20 @@ def resolve(context: click.Context, key: str, data: object, reason: str | None) 
     if reason is not None and context.get_parameter_source("data") is ParameterSource.COMMANDLINE:
         raise UsageError("a promise gets --data or --reject, not both")
 
+    from perdure.authoring.communication import promise_id
+
     async def body(session: Session) -> None:
+        is_known = True
+        try:
+            await session.client.describe(promise_id(key), waits=False)
+        except NotFound:
+            is_known = False
         if reason is None:
             await session.client.resolve(key, data)
         else:
             await session.client.reject(key, reason)
         print_done(f"{'resolved' if reason is None else 'rejected'} {key}")
+        if not is_known:
+            warn("no instance has awaited it yet; the answer is kept for one that does")
 
     run(body)
