@@ -412,6 +412,20 @@ def test_no_ids_from_a_pipe_change_nothing(dashed):
     assert dashed("count").out == "4\n"
 
 
+def test_a_question_without_a_person_names_options_that_exist(sqlite_cli):
+    sqlite_cli.run(("h-1", flows.hello, "ann"))
+    purge = sqlite_cli("purge", "--query", "status:ended", code=2).err
+    assert purge.endswith("add -y to do it, or --dry-run to look\n")
+
+    sqlite_cli.call(_schedule)
+    remove = sqlite_cli("schedule", "remove", "report", code=2).err
+    assert remove == "perdure: this would remove the schedule report; add -y to do it\n"
+
+
+async def _schedule(client):
+    await client.schedules.create("report", "hello", "ann", every=3600)
+
+
 def test_ids_from_a_file_that_cannot_be_read_are_one_line(dashed):
     assert (
         "--ids-from missing cannot be read" in dashed("purge", "--ids-from", "missing", code=2).err

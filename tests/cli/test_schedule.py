@@ -78,6 +78,12 @@ def test_pause_and_resume_take_effect_with_the_next_worker(scheduled):
     assert "paused" not in scheduled("schedule", "list").out
 
 
+def test_what_waits_for_a_worker_says_so(scheduled):
+    for args in (["pause", "nightly"], ["resume", "nightly"], ["trigger", "nightly"]):
+        said = scheduled("schedule", *args).err
+        assert said == "perdure: no worker is running: it takes effect when one runs\n"
+
+
 def test_trigger_prints_the_id_of_the_instance(scheduled):
     name = scheduled("schedule", "trigger", "nightly").out.strip()
     assert name.startswith("nightly@20")

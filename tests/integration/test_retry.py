@@ -382,6 +382,22 @@ async def test_an_instance_whose_clean_up_took_steps_is_refused(runtime_of):
             await retry(runtime.provider, "o-1", runtime.clock)
 
 
+async def test_a_history_without_room_for_a_retry_is_refused(runtime_of, monkeypatch):
+    BROKEN.add("buggy")
+    async with runtime_of() as runtime:
+        handle = await failed(runtime, buggy)
+        length = len(await handle.history())
+
+        monkeypatch.setattr("perdure.client.retry.HISTORY_EVENTS_MAX", length + 1)
+        with pytest.raises(InvalidValue, match=f"its history has {length} events"):
+            await retry(runtime.provider, "o-1", runtime.clock)
+        assert len(await handle.history()) == length
+
+        monkeypatch.setattr("perdure.client.retry.HISTORY_EVENTS_MAX", length + 2)
+        await retry(runtime.provider, "o-1", runtime.clock)
+        await handle.result(HANG_SECONDS)
+
+
 async def test_a_running_instance_is_refused(runtime_of):
     async with runtime_of() as runtime:
         await runtime.start(cleaner, id="o-1")

@@ -81,8 +81,14 @@ def read_ids(name: str) -> tuple[str, ...]:
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"--ids-from {name} cannot be read: {error}") from None
+        raise unreadable(f"--ids-from {name}", error) from None
     return tuple(check_id(line, "id") for line in text.split("\n") if line)
+
+
+def unreadable(what: str, error: OSError | UnicodeDecodeError) -> InvalidValue:
+    """Return the error for a file that the command line names and that cannot be read."""
+    why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+    return InvalidValue(f"{what} cannot be read: {why}")
 
 
 def _read_file(name: str, option: str) -> bytes:
@@ -90,7 +96,7 @@ def _read_file(name: str, option: str) -> bytes:
         with Path(name).open("rb") as file:
             return file.read(PAYLOAD_BYTES_MAX + 1)
     except OSError as error:
-        raise InvalidValue(f"{option} @{name}: {error.strerror or error}") from None
+        raise unreadable(f"{option} @{name}", error) from None
 
 
 @contextmanager
@@ -110,7 +116,11 @@ def interruptible() -> Generator[None]:
 def is_wanted(plan: str) -> bool:
     """Ask the person to confirm ``plan``, such as "purge 3 instances"."""
     if not sys.stdin.isatty():
-        raise UsageError(f"this would {plan}; add -y to do it, or --dry-run to look")
+        options = {
+            option for each in click.get_current_context().command.params for option in each.opts
+        }
+        look = ", or --dry-run to look" if "--dry-run" in options else ""
+        raise UsageError(f"this would {plan}; add -y to do it{look}")
     try:
         with interruptible():
             answer = click.confirm(f"{plan}. Go on?", err=True)

@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.cli.command import command, ids_argument, output_option, query_option
 from perdure.cli.exits import writing
-from perdure.cli.inputs import interruptible
+from perdure.cli.inputs import interruptible, unreadable
 from perdure.cli.render import (
     counted,
     data_stream,
@@ -418,10 +418,8 @@ def _lines(file: str) -> Iterator[str]:
     try:
         with Path(file).open(encoding="utf-8") as source:
             yield from _bounded(source, file)
-    except OSError as error:
-        raise InvalidValue(f"{file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InvalidValue(f"{file} is not a text file in UTF-8") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(file, error) from None
 
 
 def _bounded(source: Any, file: str) -> Iterator[str]:
@@ -435,7 +433,7 @@ def read_recordings(path: Path) -> list[Recorded]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"{path} cannot be read: {error}") from None
+        raise unreadable(str(path), error) from None
     if lines and lines[0].lstrip().startswith(('{"perdure_export"', EXPORT_END)):
         snapshots = read_snapshots(str(path), partial=True)
         return [recorded_in(snapshot) for snapshot in snapshots if snapshot.executions]

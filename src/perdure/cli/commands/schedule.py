@@ -130,6 +130,7 @@ async def pause(session: Session, schedule_id: str, reason: str) -> None:
     """Start no more instances until resume. Slots of the meantime are skipped."""
     await session.client.schedules.pause(schedule_id, reason)
     print_done(f"paused {schedule_id}")
+    await _warn_without_worker(session)
 
 
 @schedule.add("resume", examples=["perdure schedule resume report"])
@@ -138,6 +139,7 @@ async def resume(session: Session, schedule_id: str) -> None:
     """Let a paused schedule go on with its next slot."""
     await session.client.schedules.resume(schedule_id)
     print_done(f"resumed {schedule_id}")
+    await _warn_without_worker(session)
 
 
 @schedule.add("trigger", examples=["perdure schedule trigger report"])
@@ -146,6 +148,7 @@ async def trigger(session: Session, schedule_id: str) -> None:
     """Start an instance now, also of a paused schedule; print its id."""
     handle = await session.client.schedules.trigger(schedule_id)
     echo(handle.id)
+    await _warn_without_worker(session)
 
 
 @schedule.add(
@@ -177,6 +180,7 @@ async def backfill(
     elif yes or is_wanted(f"start {count} of {schedule_id}"):
         await schedules.backfill(schedule_id, *moments)
         print_done(f"started {count}")
+        await _warn_without_worker(session)
 
 
 @schedule.add("remove", examples=["perdure schedule remove report -y"])
@@ -191,6 +195,11 @@ async def remove(session: Session, schedule_id: str, yes: bool) -> None:
     print_done(f"removed {schedule_id}")
     if info.is_declared and not info.has_vanished:
         warn("a worker whose code declares it creates it again when it starts")
+
+
+async def _warn_without_worker(session: Session) -> None:
+    if not await session.admin.list_workers():
+        warn("no worker is running: it takes effect when one runs")
 
 
 def _note(info: ScheduleInfo) -> str:
