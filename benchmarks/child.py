@@ -50,7 +50,7 @@ def main() -> None:
     try:
         # Not asyncio.run(): it waits for threads that an engine may leave busy.
         loop.run_until_complete(run(order))
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
+    except BaseException as error:  # noqa: BLE001 - the driver must hear of every error
         tell(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
     # Threads that an engine leaves behind must not keep the process alive.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Who takes part, in which configuration for which workload, and what perdure wants to reach."""
+"""The engines, their configuration for each workload, and the goals of perdure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Contender:
     name: str
     peer: str
     field: str
-    """Who it is compared with: the engines on files, or those on Postgres."""
+    """The group that it is compared with: the engines on files, or those on Postgres."""
     durability: str
     """F: on disk before it is acknowledged; N: the last commits may be lost with the power;
     none: lost with the process."""

@@ -1,4 +1,4 @@
-"""What does a turn cost? Prints JSON: us a turn on a live execution, replay events/s, fan-out."""
+"""Measure a turn. Prints JSON: us a turn on a live execution, replay events/s, fan-out."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Environment:
-    """What an engine needs. Without packages it runs in the interpreter that is running now."""
+    """The packages of an engine. Without any it runs in the interpreter that is running now."""
 
     name: str
     packages: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ ENVIRONMENTS = {
 
 
 def home() -> Path:
-    """Where environments, servers and the measured stores live, outside the repository."""
+    """Return the directory of environments, servers and measured stores, outside the repository."""
     chosen = os.environ.get("PERDURE_BENCH_HOME")
     if chosen:
         return Path(chosen).absolute()

@@ -1,4 +1,4 @@
-"""What the machine can do at best: disk, SQLite, thread hops, event loop, JSON. One figure each."""
+"""The best figures of the machine: disk, SQLite, thread hops, event loop, JSON. One figure each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does one unit of work cost, whatever else the machine does? Counts instructions.
+"""Count the instructions of one unit of work, which depend little on the load of the machine.
 
 Each workload runs at two sizes under valgrind, which must be installed, and the difference is the
 cost of what was added: a step of W2 and W3, a workflow of W1 and W4, a start of W5. On a quiet

@@ -1,4 +1,4 @@
-"""What the figures were measured on, and what its disk and interpreter can do at best."""
+"""The machine of the measurement, and the best figures of its disk and interpreter."""
 
 from __future__ import annotations
 

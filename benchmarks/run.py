@@ -134,7 +134,7 @@ def measure(
 
 
 def line_of(workload: Workload, outcomes: Iterable[Outcome]) -> str:
-    """What is known already, for those who wait."""
+    """Return a line with the results so far, for a person who waits."""
     medians = [
         f"{one.contender} {'failed' if one.median is None else number(one.median)}"
         for one in outcomes

@@ -1,4 +1,4 @@
-"""How fast is the SQLite store at full durability, empty and with a past? Table and JSON.
+"""Measure the SQLite store at full durability, empty and with a past, as table and JSON.
 
 ``python -m benchmarks.storage --finished 1000000 --json storage.json``
 """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Order:
-    """What to run where."""
+    """The workload to run, and the engine to run it on."""
 
     peer: str
     python: Path

@@ -31,7 +31,7 @@ class Workload:
     prepare: Phase | None = None
     """Runs first, in a process of its own that ends before ``run`` starts."""
     summary: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=lambda _marks: {})
-    """What the driver's notes at the marks add to the result."""
+    """Returns the figures that the driver's notes at the marks add to the result."""
 
 
 def expect(what: str, found: object, wanted: object) -> None:

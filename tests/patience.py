@@ -16,7 +16,7 @@ HANG_SECONDS = 120
 
 
 def run_and_watch(main: Coroutine[Any, Any, _Result], seconds: float = HANG_SECONDS) -> _Result:
-    """As ``asyncio.run``; prints where each task waits whenever that time has passed."""
+    """Like ``asyncio.run``; print where each task waits whenever that time has passed."""
 
     async def watched() -> _Result:
         loop = asyncio.get_running_loop()

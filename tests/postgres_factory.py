@@ -111,7 +111,7 @@ _EMPTY = sql.SQL(
 
 
 def empty(schema: str) -> None:
-    """As if nothing had happened in it."""
+    """Empty all tables of the schema."""
     _behind_the_provider().execute(_EMPTY.format(schema=sql.Identifier(schema)))
 
 

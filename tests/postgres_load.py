@@ -37,7 +37,7 @@ POLL_MS = 300
 
 @dataclass
 class Load:
-    """What to run, and what was seen while it ran."""
+    """The work to run, and the counts taken while it ran."""
 
     roots: int
     activities: int = 3

@@ -20,7 +20,7 @@ _READY = b"Z\x00\x00\x00\x05"
 
 
 class Cut(Enum):
-    """When the connection is lost, seen from a statement."""
+    """The moment of a statement at which the connection is lost."""
 
     BEFORE = auto()
     """It never gets to the server."""

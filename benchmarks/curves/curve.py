@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scale:
-    """How far to go. Short runs end at the first sizes."""
+    """The largest sizes. Short runs end at the first sizes."""
 
     history: tuple[int, ...] = (10, 100, 1_000, 5_000, 20_000)
     fan_out: tuple[int, ...] = (10, 100, 1_000, 10_000)
@@ -47,7 +47,7 @@ class Curve:
     name: str
     title: str
     size: str
-    """What the sizes count."""
+    """The name of the things that the sizes count."""
     unit: str
     """Of the cost of one unit of work."""
     points: list[tuple[float, float]] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Curve:
 
     @property
     def growth(self) -> float:
-        """How much more one unit costs at the largest size than at its cheapest."""
+        """Return the cost of one unit at the largest size, divided by that at its cheapest."""
         values = [value for _, value in self.points]
         if self.higher_is_better:
             return max(values) / values[-1]

@@ -8,7 +8,7 @@ import time
 from perdure import activity, orchestration, wait_for_event
 
 moments: list[float] = []
-"""When each ``timed_step`` of this process ran."""
+"""The time of each ``timed_step`` of this process."""
 
 
 @activity

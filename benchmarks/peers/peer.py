@@ -1,4 +1,4 @@
-"""What a workload needs from an engine. Knows neither workloads nor any engine."""
+"""The interface between a workload and an engine. Knows neither workloads nor any engine."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Peer(abc.ABC):
 
     @abc.abstractmethod
     async def count(self) -> int:
-        """How many workflows the store has."""
+        """Return the number of workflows in the store."""
 
     @abc.abstractmethod
     def about(self) -> dict[str, Any]:

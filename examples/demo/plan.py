@@ -1,4 +1,4 @@
-"""What the demo starts, and how each of it has to end."""
+"""The orders that the demo starts, and the end that each must have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo shows: a live table in a terminal, plain lines in a pipe."""
+"""The output of the demo: a live table in a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ _EXCERPT: Final = 80
 
 
 class Compared:
-    """As ``fits`` of ``Codec.encode``: the caller compares the value with what comes back."""
+    """Given as ``fits`` to ``Codec.encode``: the caller compares the value with its copy."""
 
 
 class PayloadContext(NamedTuple):

@@ -101,7 +101,7 @@ class InstanceFinished(PerdureError):
 
 
 class QueueFull(PerdureError):
-    """As many events and messages wait for the instance as may; it has to read some first."""
+    """The mailbox of the instance is full: it has to read some events and messages first."""
 
 
 class InstanceStillRunning(PerdureError):

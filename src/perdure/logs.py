@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _TEXT_CHARACTERS_MAX: Final = 1_000
 _TRACEBACK_CHARACTERS_MAX: Final = 20_000
 TRACEBACK: Final = "perdure_traceback"
-"""As a field of ``extra=``: the text of a traceback that was stored, printed below the message."""
+"""The field of ``extra=`` with the text of a stored traceback, printed below the message."""
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 _redact: Callable[[str], str] = lambda text: text  # noqa: E731

@@ -1,4 +1,4 @@
-"""What a run of the benchmarks concludes from its figures."""
+"""Conclusions that a run of the benchmarks draws from its figures."""
 
 from pathlib import Path
 from xml.etree import ElementTree

@@ -38,7 +38,7 @@ class TakesAnyId(ModelProvider):
 
 
 class TakesAnyAmountOfMail(ModelProvider):
-    """How much mail waits for an instance is not looked at."""
+    """Does not limit how much mail may wait for an instance."""
 
     def _refuse_too_much_mail(self, *_: object) -> None:
         pass
@@ -74,7 +74,7 @@ class TakesEventZero(ModelProvider):
 
 
 class StartsTwice(ModelProvider):
-    """Whether the id is new is not looked at."""
+    """Does not check that the id is new."""
 
     async def enqueue_for_orchestrator(
         self,

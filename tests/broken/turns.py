@@ -74,7 +74,7 @@ class DropsLateArrivals(ModelProvider):
 
 
 class ConsumesWhatWasLeftOut(ModelProvider):
-    """A commit consumes its whole batch, whatever it names."""
+    """A commit consumes its whole batch, also the messages that it does not name."""
 
     async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
         await super().ack_orchestration_item(lock_token, replace(commit, consumed=None))
@@ -275,7 +275,7 @@ class RaisesOnDamagedHistory(ModelProvider):
 
 
 class BlocksOnOrphans(ModelProvider):
-    """The oldest message is that of an unknown instance, and nobody gets past it."""
+    """The oldest message is that of an unknown instance, and no fetch gets past it."""
 
     async def fetch_orchestration_item(
         self,

@@ -206,7 +206,7 @@ class EndsRenewedWorkLate(ModelProvider):
 
 
 class ForgetsHeartbeats(ModelProvider):
-    """What a worker reported is lost with its lock."""
+    """Loses the heartbeats of a worker with its lock."""
 
     async def renew_work_item_lock(
         self, lock_token: str, extend_for_ms: int, heartbeat: str | None = None

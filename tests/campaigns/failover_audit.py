@@ -23,7 +23,7 @@ FINDINGS = (
     *("lost", "doubled", "overtaken", "early", "blocked", "stuck", "holes", "wrong"),
     *("without standby", "dead workers", "not recovered", "damage"),
 )
-"""What must not be. Each is counted, with some examples."""
+"""Faults that must not occur. Each is counted, with some examples."""
 
 _SAID = re.compile(r'"([a-z]+-?\d*-\d+:\d+)"')
 _ROUNDING_MS = 2
@@ -104,7 +104,7 @@ class Ledger:
 
 
 class Store:
-    """What the tables of one server contain, read in one transaction."""
+    """The content of the tables of one server, read in one transaction."""
 
     def __init__(self, node: Server) -> None:
         with node.connection() as connection, connection.transaction():

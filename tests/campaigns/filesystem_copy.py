@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def run(directory: Path, instances: int, rng: random.Random) -> int:
-    """How many copies were killed; raises if anything is lost."""
+    """Return how many copies were killed; raise if anything is lost."""
     stores = ("first.db", "store", "second.db")
     expected = asyncio.run(_fill(directory, stores[0], instances, rng))
     kills = 0

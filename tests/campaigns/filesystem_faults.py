@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def fail_at_every_change(error: int, *, times: int = 1, first: int = 1, step: int = 1) -> int:
-    """How many points there were; raises at the first that was not clean."""
+    """Return how many points there were; raise at the first that was not clean."""
     for points, ops in enumerate(_failing(error, CHANGING, first, step, times)):
         errors = _run_with(ops)
         if not ops.failures:
@@ -76,7 +76,7 @@ def fail_at_every_change(error: int, *, times: int = 1, first: int = 1, step: in
 
 
 def fail_at_every_sync(*, first: int = 1, step: int = 1) -> int:
-    """How many points there were; raises at the first that was not clean."""
+    """Return how many points there were; raise at the first that was not clean."""
     for points, ops in enumerate(_failing(errno.EIO, SYNCING, first, step)):
         errors = _run_with(ops, must_tell=True)
         if not ops.failures:
@@ -145,7 +145,7 @@ async def _run_provider(
 
 
 def why_no_full_disk() -> str | None:
-    """What keeps a file system from running full here, if anything does."""
+    """Return why no file system can be filled here, or None if one can."""
     if os.geteuid() != 0:
         return "a full disk needs root, to mount a small file system"
     try:
@@ -156,7 +156,7 @@ def why_no_full_disk() -> str | None:
 
 
 def fill_a_disk() -> int:
-    """How many calls were refused for want of space before there was more of it."""
+    """Return how many calls were refused for want of space before space was added."""
     with _small_disk("600k") as mount_point:
         return asyncio.run(_fill_a_disk(mount_point))
 

@@ -113,7 +113,7 @@ def live(
     *,
     load: Load = SMALL,
 ) -> tuple[list[str], bool]:
-    """What a process reported before its end, and whether it was killed."""
+    """Return the reports of a process before its end, and whether it was killed."""
     child, read_end = fork_life(path, life, file_ops, load=load)
     if kill_after_seconds is not None:
         time.sleep(kill_after_seconds)

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def why_not() -> str | None:
-    """What keeps the campaign from running here, if anything does."""
+    """Return why the campaign cannot run here, or None if it can."""
     if os.geteuid() != 0:
         return "power cuts need root, to mount a file system in a file"
     for tool in ("mkfs.ext4", "mount", "umount"):

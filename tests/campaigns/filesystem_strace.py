@@ -49,7 +49,7 @@ _ATTACH_SECONDS = 30
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Which thread is watched from when on, and what is there before."""
+    """The thread that is watched, the moment when watching begins, and the store before it."""
 
     name: str
     thread: str | None = None
@@ -99,7 +99,7 @@ def kill_at_every_system_call() -> int:
 
 
 def kill_at_some_system_calls(kills: int, rng: random.Random) -> int:
-    """How many of so many chosen points were reached; raises at a violation."""
+    """Kill at so many chosen points, and return how many were reached; raise at a violation."""
     with tempfile.TemporaryDirectory() as directory:
         base = Base(Path(directory))
         counts = {scenario: count_calls(scenario, base) for scenario in SCENARIOS}
@@ -117,7 +117,7 @@ def kill_at_some_system_calls(kills: int, rng: random.Random) -> int:
 
 
 class Base:
-    """What is there before a scenario begins."""
+    """The store that is there before a scenario begins."""
 
     def __init__(self, directory: Path) -> None:
         self._leftover = directory / "leftover"
@@ -125,7 +125,7 @@ class Base:
         assert was_killed
 
     def lay(self, scenario: Scenario, path: str) -> list[str]:
-        """Put it there; what had been acknowledged."""
+        """Put the store at the path, and return what it had acknowledged."""
         if not scenario.is_recovery:
             return []
         shutil.copytree(self._leftover, path)
@@ -136,7 +136,10 @@ class Base:
 
 
 def count_calls(scenario: Scenario, base: Base) -> Counter[str]:
-    """How often the watched thread makes each call that changes something; the most of all."""
+    """Return how often the watched thread makes each call that changes something.
+
+    If several threads are watched, the highest count is returned.
+    """
     with tempfile.TemporaryDirectory() as directory:
         base.lay(scenario, f"{directory}/store")
         log = f"{directory}/log"
@@ -149,7 +152,7 @@ def count_calls(scenario: Scenario, base: Base) -> Counter[str]:
 
 
 def kill_at(scenario: Scenario, base: Base, call: str, at: int) -> bool:
-    """Kill a life there, judge what is left; False if it got to its end before."""
+    """Kill a process at a call and check the store; return False if it ended before the call."""
     with tempfile.TemporaryDirectory() as directory:
         path = f"{directory}/store"
         reports = base.lay(scenario, path)

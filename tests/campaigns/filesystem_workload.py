@@ -65,7 +65,7 @@ def provider_of_life(path: str, life: int, file_ops: FileOps | None = None) -> F
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one life of a store has to do."""
+    """The work of one process on the store."""
 
     instances: int
     turns: int
@@ -273,5 +273,5 @@ async def _check_finished(provider: Provider, instance: str, turns: int) -> None
 
 
 def print_report(line: str) -> None:
-    """To whoever watches this process; one write, so that a kill cuts between lines."""
+    """Report to the parent process in one write, so that a kill cuts between lines."""
     os.write(1, line.encode() + b"\n")

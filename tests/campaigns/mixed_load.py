@@ -111,7 +111,7 @@ HANDLERS = [
 
 
 def lone(steps):
-    """As ``load``, of one instance that has the store for itself."""
+    """Like ``load``, for one instance that has the store for itself."""
     yield long_chain, (steps,), "long", steps * (steps - 1) // 2
 
 

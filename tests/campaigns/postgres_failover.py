@@ -56,7 +56,7 @@ ENDED = "('Completed', 'Failed', 'Cancelled', 'Terminated')"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much to do."""
+    """The amount of work of a run."""
 
     failovers: int = 10
     workers: int = 3
@@ -68,7 +68,7 @@ class Sizes:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one mode has seen."""
+    """The counts of one mode."""
 
     mode: str
     faults: Counter[str] = field(default_factory=Counter[str])
@@ -222,7 +222,7 @@ def synchronous(sizes: Sizes) -> Outcome:
 
 
 def killed(sizes: Sizes) -> Outcome:
-    """As ``synchronous``, with killed primaries only."""
+    """Like ``synchronous``, with killed primaries only."""
     return _fail_over("sync, killed", sizes, hows=("kill",))
 
 

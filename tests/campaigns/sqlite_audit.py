@@ -21,7 +21,7 @@ def audit(path: Path, ledger: Ledger, *, must_be_done: bool = False) -> None:
     if not path.exists():
         assert not ledger.started, "the file is gone"
         return
-    # For writing: whoever opens the file first after a crash recovers its log.
+    # For writing: the first process that opens the file after a crash recovers its log.
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         with connection:
@@ -45,7 +45,7 @@ def _audit(connection: apsw.Connection, ledger: Ledger, *, must_be_done: bool) -
     }
     known = pending | histories.keys()
     assert ledger.started <= known, f"lost starts: {sorted(ledger.started - known)[:5]}"
-    assert known <= ledger.attempted, f"nobody started {sorted(known - ledger.attempted)[:5]}"
+    assert known <= ledger.attempted, f"no process started {sorted(known - ledger.attempted)[:5]}"
     both = pending & histories.keys()
     assert not both, f"started twice: {sorted(both)[:5]}"
     for name, last in ledger.events.items():
@@ -91,7 +91,7 @@ def _check_places(connection: apsw.Connection, histories: dict[str, list[tuple[s
     assert not lost, f"lost activities: {sorted(lost)[:5]}"
     doubled = [each for each, count in places.items() if count > 1]
     assert not doubled, f"doubled activities: {sorted(doubled)[:5]}"
-    assert places.keys() <= scheduled, "an activity that nobody scheduled"
+    assert places.keys() <= scheduled, "an activity that no turn scheduled"
 
 
 def _check_done(

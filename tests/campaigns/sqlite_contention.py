@@ -46,7 +46,7 @@ def run(seconds: float, processes: int = PROCESSES) -> str:
             else:
                 ledger.note(kind, *rest)
 
-        # Nobody has made the file yet: they all try to, at once.
+        # The file does not exist yet: they all try to create it, at once.
         children = [Child(_work, path, seconds) for _ in range(processes)]
         await_deaths(children, seconds + HANG_SECONDS)
         for child in children:

@@ -36,7 +36,7 @@ PROCESSES = 2
 LIVES_PER_FILE = 25
 LOCK_MS = 30_000
 SHIFT_MS = 60_000
-"""How far each life is ahead of the one before: its locks have expired."""
+"""The clock of each process is so far ahead of the one before that its locks have expired."""
 LIFE_SECONDS_MAX = 10.0
 RANDOM = "at a random moment"
 POINTS = ("begun", "before commit", "after commit")
@@ -73,7 +73,7 @@ def run(kills: int, seed: int, report: Callable[[str], None] = lambda _: None) -
 
 
 class Tally:
-    """What a campaign has been through."""
+    """The counts of a campaign."""
 
     def __init__(self) -> None:
         self.by_way: dict[str, int] = {}

@@ -1,9 +1,9 @@
-"""What the processes of the SQLite campaigns do: chains of activities, by storage verbs alone.
+"""The work of the processes of the SQLite campaigns: chains of activities, by storage verbs alone.
 
 Each instance runs ``STEPS`` activities one after the other. Half of them go through the queues,
 half along the hot path (lock kept, completion and turn in one commit). Every scheduled activity is,
 at any moment, in exactly one place: in the worker queue, as a completion on its way, or completed
-in history. Whatever the store has acknowledged is reported at once.
+in history. What the store has acknowledged is reported at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 STEPS = 4
 SIDE_BY_SIDE = 6
-"""How many at most a task starts, takes or does at once."""
+"""The most that a task starts, takes or does at once."""
 NAME = "chain"
 NAMED = ExecutionMetadata(name=NAME, version="1.0.0")
 ENDED = ExecutionMetadata(name=NAME, version="1.0.0", status=Status.COMPLETED, output='"done"')
@@ -205,7 +205,7 @@ class Workload:
 
 
 def next_turn(fetched: FetchedOrchestration) -> TurnCommit:
-    """What follows from a batch: one event for each completion, and the next activity or the end.
+    """Return the turn of a batch: one event for each completion, and the next activity or the end.
 
     Nothing is dropped as a duplicate: if the store delivered one twice, history would show it.
     """
@@ -262,7 +262,7 @@ def work_message(name: str, activity_id: int, claim: Claim | None = None) -> Wor
 
 
 class Ledger:
-    """What the store has acknowledged, against which its content is checked."""
+    """The acknowledged operations, against which the content of the store is checked."""
 
     def __init__(self) -> None:
         self.started: set[str] = set()

@@ -25,7 +25,7 @@ FLOWS = "cli.flows"
 
 @dataclass
 class Answer:
-    """What a command printed, and its exit code."""
+    """The output of a command, and its exit code."""
 
     code: int
     out: str
@@ -105,7 +105,7 @@ class Cli:
 
 @pytest.fixture(autouse=True, scope="session")
 def _interruptible():
-    """What a shell starts in the background ignores Ctrl-C, and so would what the tests start."""
+    """Let the processes of the tests react to Ctrl-C, which background jobs of a shell ignore."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -120,7 +120,7 @@ def cli(request, tmp_path, monkeypatch):
 
 @pytest.fixture
 def sqlite_cli(tmp_path, monkeypatch):
-    """Where the kind of store does not matter."""
+    """A command line on SQLite, for tests in which the kind of store does not matter."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PERDURE_MODULE", raising=False)
     return Cli("store.db")

@@ -17,7 +17,7 @@ def press_ctrl_c(*_ignored):
 
 
 class Keyboard:
-    """Somebody sits at the terminal and presses nothing but Ctrl-C."""
+    """A terminal whose user presses nothing but Ctrl-C."""
 
     readline = staticmethod(press_ctrl_c)
 

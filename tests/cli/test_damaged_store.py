@@ -1,4 +1,4 @@
-"""A store that was damaged: ``doctor`` and ``db check`` say where; nobody takes it for sound."""
+"""A damaged store: ``doctor`` and ``db check`` say where; no command takes it for sound."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Nothing that is stored may move the cursor of whoever looks at it."""
+"""Nothing that is stored may move the cursor of the terminal that shows it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Which store and which code a command works on, and stores that cannot be used."""
+"""The store and the code that a command works on, and stores that cannot be used."""
 
 import os
 import subprocess
@@ -270,7 +270,7 @@ _LOOKING = [
 
 
 def content_of(folder):
-    """What is there; to look at it changes the time of the last access alone."""
+    """Return the files and their times, without that of the last access."""
     found = {path: path.stat() for path in folder.rglob("*")}
     return {path: (stat.st_mode, stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}
 

@@ -1,4 +1,4 @@
-"""What is said about one instance: ``show``, ``history``, ``tree``, ``stack``, ``result``."""
+"""The commands about one instance: ``show``, ``history``, ``tree``, ``stack``, ``result``."""
 
 import json
 import re

@@ -49,7 +49,7 @@ def busy(sqlite_cli):
 def test_no_line_is_longer_than_the_terminal(busy, environ, tmp_path, width, args):
     code, text = see(args, width, environ, tmp_path)
 
-    # A path is never cut: whoever copies it needs it whole.
+    # A path is never cut: a user who copies it needs it whole.
     lines = [line for line in plain(text).splitlines() if str(tmp_path) not in line]
     assert code == 0
     assert lines

@@ -1,4 +1,4 @@
-"""What is shown of a stored traceback."""
+"""The part of a stored traceback that is shown."""
 
 from cli import flows
 from perdure.model.failures import own_frames

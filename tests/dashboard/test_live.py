@@ -112,7 +112,7 @@ def test_tabs_are_told_the_later_the_longer_their_reads_take():
 
 
 def test_a_stream_that_a_stopping_server_cancels_ends_in_order(shop_runtime):
-    """As of an application that mounts the page, whose server waits for no page for long."""
+    """The server of an application that mounts the page waits only briefly for open pages."""
     loop, runtime = shop_runtime
     sent = []
 

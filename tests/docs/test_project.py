@@ -1,4 +1,4 @@
-"""What the project says about itself is the same in metadata, workflow and pages."""
+"""The project says the same about itself in metadata, workflow and pages."""
 
 from __future__ import annotations
 

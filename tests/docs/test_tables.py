@@ -1,4 +1,4 @@
-"""What the docs repeat of the code: each public name, each option with its default."""
+"""Tables of the docs that repeat the code: each public name, each option with its default."""
 
 import dataclasses
 import inspect

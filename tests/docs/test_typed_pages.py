@@ -45,7 +45,7 @@ PORTS = re.compile(r"\b800[0-9]\b")
 """Each run replaces these ports by free ones."""
 
 KILL = "kill -9"
-"""How far a program came before it was killed depends on the machine."""
+"""After this command the output depends on how far the program came."""
 
 TIMES = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\b\d+(\.\d+)?(ms|s)\b")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -14,6 +15,14 @@ SOURCES = ROOT / "src" / "perdure"
 MODULES = sorted(SOURCES.rglob("*.py"))
 TEXTS = [*MODULES, *sorted(SOURCES.rglob("*.sql"))]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PROGRAMS = [
+    *MODULES,
+    *(
+        path
+        for folder in ("tests", "benchmarks", "examples")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    ),
+]
 
 LINES_MAX = 650
 DEFERRED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
@@ -76,15 +85,42 @@ def test_a_page_names_its_subjects():
 
 
 def test_a_docstring_says_what_happens_and_asks_no_question():
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = [
-        str(path.relative_to(SOURCES))
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, kinds) and QUESTION.match(ast.get_docstring(node) or "")
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in PROGRAMS
+        for node in docstrings(path)
+        if QUESTION.match(node.value.value)
     ]
 
     assert found == []
+
+
+def test_docstrings_and_comments_of_programs_name_their_subjects():
+    found = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in PROGRAMS
+        for text in (*(node.value.value for node in docstrings(path)), *comments(path))
+        if VAGUE.search(text)
+    ]
+
+    assert found == []
+
+
+def docstrings(path):
+    """Return the strings that document a module, a class, a function or a name."""
+    return [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    ]
+
+
+def comments(path):
+    with tokenize.open(path) as lines:
+        tokens = tokenize.generate_tokens(lines.readline)
+        return [token.string for token in tokens if token.type == tokenize.COMMENT]
 
 
 def test_a_name_of_a_module_means_one_thing():

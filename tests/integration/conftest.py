@@ -34,7 +34,7 @@ def make_provider(request, tmp_path):
 
 @pytest.fixture(params=["memory", "sqlite", "directory", "postgres"])
 def make_every_store(request, tmp_path):
-    """As ``make_provider``, for each kind of store: for scenarios that a store could break."""
+    """Like ``make_provider``, for each kind of store: for scenarios that a store could break."""
     from perdure import FileSystemProvider, PostgresProvider, SqliteProvider
 
     kind = request.param

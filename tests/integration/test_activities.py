@@ -1,4 +1,4 @@
-"""How activities run: threads, time limits, heartbeats, tags, sessions, cancellation."""
+"""Running activities: threads, time limits, heartbeats, tags, sessions, cancellation."""
 
 import asyncio
 import contextvars

@@ -1,4 +1,4 @@
-"""What operators do through a client: lists, counts, trees, deletion, pruning, waiting."""
+"""Operations of a client for operators: lists, counts, trees, deletion, pruning, waiting."""
 
 import asyncio
 import datetime

@@ -1,4 +1,4 @@
-"""What an attempt knows of earlier ones: heartbeats, its number, and the key of the call."""
+"""Information that an attempt gets: heartbeats, its number, and the key of the call."""
 
 import asyncio
 import threading

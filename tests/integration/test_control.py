@@ -340,7 +340,7 @@ async def test_giving_up_a_child_does_not_cancel_a_stranger_with_its_id(make_run
     async with make_runtime([impatient_parent, *HANDLERS]) as runtime:
         stranger = await runtime.start(patient, "stranger", id="same")
         await waiting(runtime, "same")
-        await stranger.pause()  # so that nobody is told in time that the id is in use
+        await stranger.pause()  # so that no caller is told in time that the id is in use
         assert (
             await (await runtime.start(impatient_parent, "same")).result(HANG_SECONDS) == "gave up"
         )

@@ -1,4 +1,4 @@
-"""What a deploy can do to running instances: versions, changed code, missing code, bad data."""
+"""Effects of a deploy on running instances: versions, changed code, missing code, bad data."""
 
 import asyncio
 

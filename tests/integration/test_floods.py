@@ -41,7 +41,7 @@ async def actor(heard: int = 0) -> int:
 
 @orchestration
 async def calling_actor(heard: int = 0) -> int:
-    """As ``actor``, with a step for each message."""
+    """Like ``actor``, with a step for each message."""
     for _ in range(40):
         number = await echo(int((await next_message("work", str)).partition(" ")[0]))
         if number != heard:

@@ -76,7 +76,7 @@ def ends(_number, _frame):
 
 
 def interrupts(_reason, _number, _frame):
-    """As the handler of asyncio.run() does at the second Ctrl-C."""
+    """Raise, like the handler of asyncio.run() at the second Ctrl-C."""
     raise KeyboardInterrupt
 
 
@@ -95,7 +95,7 @@ WAYS = {
 
 @pytest.fixture(params=WAYS)
 def raised(request):
-    """What the signal raises."""
+    """The exception that the signal raises."""
     number, handler, error = WAYS[request.param]
     before = signal.signal(number, handler)
     ARMED[:] = [number]

@@ -1,4 +1,4 @@
-"""What arrives too late: ordinary races are silent, and an unread message is logged."""
+"""Messages that arrive too late: ordinary races are silent, and an unread message is logged."""
 
 import asyncio
 import logging

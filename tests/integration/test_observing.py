@@ -1,4 +1,4 @@
-"""What a runtime tells about itself: counters, metrics, spans, and a logger that knows replay."""
+"""Information from a runtime: counters, metrics, spans, and a logger that knows replay."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ from perdure.runtime.prometheus import PrometheusMetrics
 from perdure.runtime.telemetry import OpenTelemetry
 
 ran: list[int] = []
-"""What was given to ``shaky``, each time that it began."""
+"""The arguments of each attempt of ``shaky``."""
 begun: set[str] = set()
 """Instances whose ``sleeper`` has begun."""
 

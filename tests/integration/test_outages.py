@@ -1,4 +1,4 @@
-"""What a runtime does while its store is out: callers are told, and stopping comes to an end."""
+"""A runtime whose store is out: callers get an answer, and stopping comes to an end."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Messages that nobody survives, and code that breaks the engine's expectations."""
+"""Messages that kill every worker, and code that breaks the engine's expectations."""
 
 import asyncio
 

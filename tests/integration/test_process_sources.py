@@ -1,4 +1,4 @@
-"""Where child processes find the functions of activities: in modules, and in the program itself."""
+"""Child processes find the functions of activities in modules and in the program itself."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""What has ended goes after its time, with its tree, on every store; what runs is never touched."""
+"""Retention deletes ended trees after their time on every store, and never what runs."""
 
 import asyncio
 from datetime import timedelta

@@ -73,7 +73,7 @@ async def begun_in(store, name, path):
 
 
 def ended(process):
-    """What it logged; fails when it lives on."""
+    """Return what the process logged; fail if it does not end."""
     process.send_signal(signal.SIGTERM)
     return process.communicate(timeout=HANG_SECONDS)[1]
 

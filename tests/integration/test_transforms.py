@@ -1,4 +1,4 @@
-"""Payloads that a worker cannot unwrap: nothing fails by them, and whoever can goes on."""
+"""Payloads that a worker cannot unwrap: nothing fails, and another worker goes on."""
 
 import asyncio
 
@@ -85,7 +85,7 @@ async def remembers() -> int:
 
 @orchestration
 async def catches() -> int:
-    """Asks for the same again when it is replayed, and catches whatever it can."""
+    """Asks for the same again when it is replayed, and catches every exception."""
     await wait_for_event("first", int)
     try:
         return await echo(4) + await plain(0)

@@ -1,4 +1,4 @@
-"""Errors that nobody expects around an activity: none may hold its work item for ever."""
+"""Unexpected errors around an activity: none may hold its work item for ever."""
 
 import asyncio
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ async def goes_away() -> int:
 
 
 async def result_of(handle, clock):
-    """What it ends with; time passes as long as it has not ended."""
+    """Return the result of the instance; move the clock until it has ended."""
     ending = asyncio.ensure_future(handle.result())
     async with asyncio.timeout(HANG_SECONDS):
         while not ending.done():

@@ -1,4 +1,4 @@
-"""Which instances may be taken next, and when the others may. Knows no turns and no payloads."""
+"""The instances that may be taken next, and the times from which the others may."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Agenda:
                 yield instance
 
     def next_due_ms(self, owner: str | None, now_ms: int) -> int | None:
-        """When there may be a candidate that is none yet."""
+        """Return the time at which another instance may become a candidate."""
         later = (now_ms + 1,)
         dues = [self._ready.first_from(later), self._later.first_from(later)]
         if owner is not None and owner in self._kept:

@@ -1,4 +1,4 @@
-"""How full the two queues of an in-memory store are."""
+"""The lengths of the two queues of an in-memory store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a fetch that found nothing waits: for a commit, for the next due time, for its timeout."""
+"""The wait of a fetch that found nothing: for a commit, the next due time or its timeout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Poll:
-    """What is left of a fetch's patience.
+    """The time that a fetch still waits.
 
     It only shrinks, so that a clock that jumps back cannot stretch it.
     """

@@ -71,7 +71,7 @@ def in_due_order(messages: Iterable[T], times_ms: Callable[[T], tuple[int, int]]
 
 
 def is_mail(kind: str) -> bool:
-    """Whether a message comes from outside; all others overtake a queue that is too long."""
+    """Return True for a message from outside; all others overtake a queue that is too long."""
     return kind in {"ExternalRaised", "QueueMessage"}
 
 
@@ -183,7 +183,7 @@ def _mentions(info: InstanceInfo, text: str) -> bool:
 
 
 def continuing_item(instance_id: str, messages: tuple[Delivery, ...]) -> OrchestrationItem:
-    """What a fetch with ``continues`` carries: the holder knows the rest."""
+    """Return the item of a fetch with ``continues``: the holder knows the rest."""
     return OrchestrationItem(
         instance_id=instance_id,
         name="",
@@ -229,7 +229,7 @@ def executions_to_prune(
     current_execution_id: int,
     options: PruneOptions,
 ) -> list[int]:
-    """Which of the executions, given as (status, completion time), may be dropped."""
+    """Return the executions, given as (status, completion time), that may be dropped."""
     kept = set(sorted(executions, reverse=True)[: max(options.keep_last or 0, 1)])
     return [
         execution_id

@@ -1,4 +1,4 @@
-"""What the in-memory store holds: plain mutable records, and lists that stay sorted."""
+"""The content of the in-memory store: plain mutable records, and lists that stay sorted."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Instance:
     mail_held: bool = False
     """Mail does not make it ready: its lock carries a batch, or its last turn wanted no more."""
     yielded_at_ms: int = 0
-    """When a turn left messages behind; others that were ready by then come first."""
+    """The time at which a turn left messages behind; others that were ready by then come first."""
 
     lock: Lock | None = None
     messages: dict[int, Message] = field(default_factory=dict[int, Message])
@@ -257,12 +257,12 @@ class Instance:
         return self.lock is not None and rules.is_live(self.lock.locked_until_ms, now_ms)
 
     def carries(self, message_id: int, now_ms: int) -> bool:
-        """Whether a live lock covers the message."""
+        """Return True if a live lock covers the message."""
         return self.lock is not None and message_id in self.lock.carried and self.locked(now_ms)
 
     @property
     def oldest_key(self) -> tuple[int, int] | None:
-        """Of all its messages, whoever carries them."""
+        """The number of all its messages, also of those that a lock carries."""
         if self.lock is None:
             return self.free_key
         keys = [message.key for message in self.lock.carried.values()]
@@ -280,7 +280,7 @@ class Instance:
 
     @property
     def opens_at_ms(self) -> int | None:
-        """When a batch can begin: at once if it is known, else with its first visible start."""
+        """The time when a batch can begin: at once if known, else with its first visible start."""
         if self.is_known:
             return 0
         return min((start.visible_at_ms for start in self.starts.values()), default=None)

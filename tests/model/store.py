@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ModelStore:
-    """Everything that handles of one store share. It lives as long as somebody refers to it.
+    """The state that the handles of one store share. It lives as long as it is referred to.
 
     Steps run on one event loop and never await, so each verb is atomic as long as it checks
     everything before it changes anything.
@@ -81,7 +81,7 @@ class ModelStore:
         self.work.follow_clock(now_ms, back)
 
     def instance(self, instance_id: str) -> Instance:
-        """Whatever is under that id; an empty record if there is nothing."""
+        """Return the record of that id; an empty one if there is none."""
         found = self.instances.get(instance_id)
         if found is None:
             found = self.instances[instance_id] = Instance(instance_id)
@@ -156,7 +156,7 @@ class ModelStore:
     # --- locks
 
     def release(self, instance: Instance) -> None:
-        """Drop the lock, whoever has it; what it carried is free again."""
+        """Drop the lock of any owner; the messages that it carried are free again."""
         instance.mail_held = False
         instance.yielded_at_ms = 0
         if instance.lock is None:

@@ -134,7 +134,7 @@ def renew(store: ModelStore, lock_token: str, extend_for_ms: int) -> None:
 
 
 def take_over(store: ModelStore, instance: Instance, lock_timeout_ms: int) -> FetchedOrchestration:
-    """Lock an existing instance whoever holds it, without any message."""
+    """Lock an existing instance, also one that another owner holds, without any message."""
     now_ms = store.clock.now_ms()
     lock = _new_lock(store, instance, lock_timeout_ms, None, now_ms)
     store.settle(instance, now_ms)

@@ -207,7 +207,7 @@ def check_settlement(
     completion: OrchestratorMessage | None,
     retry: WorkerMessage | None,
 ) -> None:
-    """What may follow from the work item with that identity, once it is known."""
+    """Check what follows from the work item with that identity, once it is known."""
     if completion is not None and completion.instance_id != identity.instance_id:
         raise InvalidValue(
             f"the completion goes to {completion.instance_id!r}, the work item belongs to "
@@ -218,7 +218,7 @@ def check_settlement(
 
 
 def check_follow_up(completion: OrchestratorMessage | None, retry: WorkerMessage | None) -> None:
-    """What may follow from a work item, before it is known."""
+    """Check what follows from a work item, before it is known."""
     if completion is not None and retry is not None:
         raise InvalidValue("a work item is either completed or retried, not both")
     if completion is not None:

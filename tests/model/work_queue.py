@@ -34,7 +34,7 @@ class WorkQueue:
         """(time at which it is free, message id)."""
         self._later_ms: dict[int, int] = {}
         self._slept_until_ms: float = 0
-        """The latest time at which somebody who waits looks again by himself."""
+        """The latest time at which a waiting fetch looks again by itself."""
 
     # --- items
 

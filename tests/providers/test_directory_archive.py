@@ -1,4 +1,4 @@
-"""Histories of old executions are compressed and moved aside, and nobody notices."""
+"""Histories of old executions are compressed and moved aside; every verb reads them as before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Committing: many share one flush, nobody hears of what is not durable yet."""
+"""Commits: many share one flush, and no answer comes before its flush."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in the directory: readable files, safe names, private modes, one owner."""
+"""Files of the directory store: readable files, safe names, private modes, one owner."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def only_segment(path: Path) -> Path:
 
 
 def records_end(segment: Path) -> int:
-    """Where the blanks begin that are written ahead."""
+    """Return the position where the blanks begin that are written ahead."""
     return segment.read_bytes().rindex(b"\n") + 1
 
 

@@ -53,7 +53,7 @@ def test_replacing_what_is_not_there_leaves_those_that_name_it_as_their_parent()
 
 
 def test_completing_work_locks_the_instance_before_the_work_item() -> None:
-    """As turns do: in another order the two could wait for each other, or miss each other."""
+    """Turns lock in the same order. In another order the two could wait for each other."""
     schema = new_schema()
 
     async def check() -> None:

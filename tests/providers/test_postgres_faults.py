@@ -1,4 +1,4 @@
-"""What Postgres does to its clients: errors, cuts, stops, failovers, poolers and storms."""
+"""Faults of Postgres that clients see: errors, cuts, stops, failovers, poolers and storms."""
 
 from __future__ import annotations
 

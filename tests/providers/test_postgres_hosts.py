@@ -1,4 +1,4 @@
-"""Which server of several a Postgres store works on."""
+"""The choice of one server of several."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Silence:
         self._times = 0
         self.fell = asyncio.Event()
         self.connections: Callable[[], int] = lambda: 0
-        """How many connections clients have made."""
+        """Returns the number of connections that clients have made."""
 
     def falls_at(self, word: bytes, times: int = 1) -> None:
         self._word, self._times = word, times

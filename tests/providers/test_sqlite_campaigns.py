@@ -105,7 +105,7 @@ DAMAGES = {
             " body, visible_at, enqueued_at, attempt_count, state) VALUES (9999, 'b', 1, 99,"
             " 'step', '{}', 0, 0, 0, 0)"
         ),
-        "nobody scheduled",
+        "no turn scheduled",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""What is special to a store in a file: where it may lie, who may read it, what is refused."""
+"""A store in a file: where it may lie, who may read it, what is refused."""
 
 from __future__ import annotations
 

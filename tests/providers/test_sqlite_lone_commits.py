@@ -1,4 +1,4 @@
-"""A single small operation is committed by the event loop itself, and waits there for nobody."""
+"""A single small operation is committed by the event loop itself, without waiting for others."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_several_at_once_share_a_commit_of_the_thread(path):
 
     threads = run(path, write)
 
-    # At most the first of them: nobody knew of the others then.
+    # At most the first of them: the others were not known then.
     assert threads.count(threading.main_thread()) <= 1
     assert len(threads) <= 3
 
@@ -349,7 +349,7 @@ def test_the_thread_copies_the_log_that_is_written_here(path):
 def test_an_idle_store_has_copied_what_was_written_here(path):
     async def write(provider):
         await until(lambda: count_rows(path, "instance_locks") > writer.QUICK_COMMITS_MIN)
-        # Nobody watches the file: the thread sleeps until it is told of the commit.
+        # No thread watches the file: the thread sleeps until it is told of the commit.
         await provider.enqueue_for_orchestrator(start("x"))
         assert provider.last_was_here
         await until(lambda: count_rows(path, "instance_locks") > writer.QUICK_COMMITS_MIN + 1)

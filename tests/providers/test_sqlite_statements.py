@@ -1,4 +1,4 @@
-"""What shares a commit takes few statements, however much it is."""
+"""Operations that share a commit take few statements, however many they are."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def run(path, function):
 
 
 async def times_shown(provider):
-    """When ``a`` has changed for the last time, by every way to ask."""
+    """Return the time of the last change of ``a``, by every way to ask."""
     admin = provider.admin
     page = await admin.list_instances()
     return {

@@ -1,4 +1,4 @@
-"""Which commits of a SQLite store wait for the disk."""
+"""Commits of a SQLite store that wait for the disk, and those that do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the payload codec takes, gives back, and refuses."""
+"""Values that the payload codec takes, gives back and refuses."""
 
 import dataclasses
 import datetime

@@ -331,7 +331,7 @@ class Job(Orchestration[P, R]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """That of the activity: its parameters decide whether a stored start can be read."""
+        """The fingerprint of the activity: its parameters decide if a stored start can be read."""
         return fingerprint(cast("Any", self._activity).__wrapped__)
 
     @property

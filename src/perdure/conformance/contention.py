@@ -35,7 +35,7 @@ ROUNDS = 25
 
 
 def handles(store: Store, number: int) -> list[Provider]:
-    """That many callers, taking turns on the handles."""
+    """Return so many callers, which take turns on the handles."""
     return [(store.provider, store.reader)[each % 2] for each in range(number)]
 
 

@@ -557,7 +557,7 @@ class ToyProvider(Provider):
         return [each.start for each in messages if each.start and each.instance_id == instance_id]
 
     def _standing(self, instance_id):
-        """Whether it exists, and whether it has ended."""
+        """Return whether the instance exists, and whether it has ended."""
         instance, queued = self._store.instances.get(instance_id), bool(self._starts(instance_id))
         if instance is None or not instance.execution_id:
             return queued, False

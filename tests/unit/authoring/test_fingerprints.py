@@ -1,4 +1,4 @@
-"""Whether a deploy changed the code: every fix is noticed, and nothing else is."""
+"""Fingerprints tell a deploy that changed the code: every fix is noticed, and nothing else is."""
 
 import importlib
 import os

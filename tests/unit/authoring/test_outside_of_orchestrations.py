@@ -56,7 +56,7 @@ def test_activity_functions_need_an_activity(call, name):
 
 
 class Scope:
-    """What a runtime would provide."""
+    """The parts that a runtime would provide."""
 
     info = authoring.ActivityInfo(
         instance_id="o-1", execution_id=2, orchestration_name="shop", orchestration_version="1.0.0",

@@ -186,7 +186,7 @@ class Driver:
 
     @property
     def result(self) -> Any:
-        """What the last turn ended with, as plain data."""
+        """Return the end of the last turn, as plain data."""
         result = self.outcomes[-1].result
         match result:
             case outcomes.Completed():

@@ -434,7 +434,7 @@ def _arrival(run: Driver, rng: Random) -> Any:
 
 
 def check(run: Driver) -> None:
-    """What must hold for every history that has ended."""
+    """Check the rules that hold for every history that has ended."""
     history = run.history
     assert [event.event_id for event in history] == list(range(1, len(history) + 1))
     ends = [event for event in history if isinstance(event, events.Terminal)]

@@ -1,4 +1,4 @@
-"""What differs from plain asyncio, and what was made equal: refused with a word, or the same."""
+"""Differences to plain asyncio: each is refused with a clear error, or made equal."""
 
 import asyncio
 import json

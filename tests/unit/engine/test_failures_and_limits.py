@@ -1,4 +1,4 @@
-"""How an execution ends: results, errors, limits, and steps that are closed with it."""
+"""The end of an execution: results, errors, limits, and steps that are closed with it."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What the code leaves behind when it ends: cancelled and closed, as asyncio.run() does it."""
+"""Tasks and generators that code leaves are cancelled and closed, as asyncio.run() does it."""
 
 import asyncio
 import contextlib

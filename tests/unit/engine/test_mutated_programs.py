@@ -55,7 +55,7 @@ def edited(tree):
 
 
 def replay_edited(run: Driver, tree, end: int) -> bool:
-    """Whether the edit went unnoticed; then everything must be as history says."""
+    """Return True if the edit went unnoticed; then everything must be as history says."""
     history = run.history[:end]
     try:
         execution = run.replay(edited(tree), upto=end)

@@ -1,4 +1,4 @@
-"""What a suspended execution tells about itself."""
+"""The waits that a suspended execution reports."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What may be shown of a store's URL: enough to know it again, and never a password."""
+"""The URL of a store is shown without its password."""
 
 import pytest
 

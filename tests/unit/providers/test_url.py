@@ -1,4 +1,4 @@
-"""What a user writes for a store, and what it stands for."""
+"""The URLs and paths that a user writes for a store."""
 
 import importlib
 import inspect

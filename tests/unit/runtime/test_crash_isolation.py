@@ -1,4 +1,4 @@
-"""Which activities run at once after workers have died over them."""
+"""Activities that may have killed a worker run alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When turns run: in slices, what has begun first, and new ones as fast as the store takes them."""
+"""Turns run in slices: instances that have begun come first, new ones at the store's pace."""
 
 from __future__ import annotations
 
