@@ -219,7 +219,9 @@ class TestBlocking:
 
         await store.admin.resume_instance("x")
 
-        assert await status(store, "x") is Status.RUNNING
+        info = await store.admin.get_instance_info("x")
+        assert (info.status, info.block) == (Status.RUNNING, None)
+        assert (await store.admin.export_instance("x")).block is None
         assert (await take(store, "x")).attempt_count == 1
 
     async def test_a_start_that_cannot_run_is_blocked_too(self, store: Store) -> None:
