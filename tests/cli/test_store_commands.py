@@ -162,6 +162,10 @@ LOST_ROWS = {
         "UPDATE executions SET output = '1' WHERE output LIKE '%hello%'",
         "its output is not that of OrchestrationCompleted",
     ),
+    "status": (
+        "UPDATE instances SET status = 'Running' WHERE status = 'Completed'",
+        "Running, but its execution 1 is Completed",
+    ),
     "state": ("UPDATE kv_delta SET value = '9'", "its state is not what its history wrote"),
     "custom status": (
         "UPDATE instances SET custom_status = NULL",
@@ -191,6 +195,14 @@ def test_check_finds_what_was_lost(sqlite_cli, tmp_path, lost):
     found = damages_after(sqlite_cli, tmp_path, statement)
 
     assert any(expected in message for message in found.values()), found
+
+
+def test_check_finds_a_start_that_was_removed_from_its_queue(sqlite_cli, tmp_path):
+    sqlite_cli("start", "hello", "--id", "ann")
+
+    found = damages_after(sqlite_cli, tmp_path, "DELETE FROM orchestrator_queue")
+
+    assert "a message of 'ann' is missing" in found[""]
 
 
 def test_a_pause_and_a_resume_write_a_lost_readiness_row(sqlite_cli, tmp_path):

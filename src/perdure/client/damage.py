@@ -139,6 +139,8 @@ def _listing_faults(
     if info.execution_id not in executions and (executions or not _starts(snapshot)):
         return [f"execution {info.execution_id}, its current one, is missing"]
     current = current_execution(snapshot)
+    if current is not None and current.status.is_final and not info.status.ends_execution:
+        return [f"{info.status}, but its execution {info.execution_id} is {current.status}"]
     if current is None or not info.status.ends_execution:
         return []
     shown = msgspec.structs.replace(current, status=info.status, output=info.output)

@@ -302,14 +302,21 @@ def decode_cursor(cursor: str) -> tuple[int, str]:
 # --- errors that every store words alike
 
 
-def check_readiness(instance_ids: Sequence[str]) -> None:
-    """Raise CorruptData for instances with messages and without a readiness row."""
-    if instance_ids:
-        raise CorruptData(
-            "integrity_check",
-            f"messages of {', '.join(map(repr, instance_ids))} are delivered to no worker: their "
-            "rows in instance_locks are missing; perdure pause ID and perdure resume ID write them",
+def check_readiness(without_row: Sequence[str], without_message: Sequence[str] = ()) -> None:
+    """Raise CorruptData for instances whose messages and readiness rows do not go together."""
+    found: list[str] = []
+    if without_row:
+        found.append(
+            f"messages of {', '.join(map(repr, without_row))} are delivered to no worker: their "
+            "rows in instance_locks are missing; perdure pause ID and perdure resume ID write them"
         )
+    if without_message:
+        found.append(
+            f"a message of {', '.join(map(repr, without_message))} is missing from the queue; "
+            "restore a backup, or go on without it by perdure pause ID and perdure resume ID"
+        )
+    if found:
+        raise CorruptData("integrity_check", "; ".join(found))
 
 
 def no_instance(instance_id: str) -> NotFound:

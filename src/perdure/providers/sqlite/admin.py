@@ -50,6 +50,13 @@ _WITHOUT_READINESS: Final = """
 SELECT DISTINCT instance_id FROM orchestrator_queue
 WHERE instance_id NOT IN (SELECT instance_id FROM instance_locks) LIMIT 20
 """
+_WITHOUT_MESSAGE: Final = """
+SELECT instance_id FROM instance_locks AS l
+WHERE ready_id IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM orchestrator_queue AS q
+    WHERE q.message_id = l.ready_id AND q.instance_id = l.instance_id)
+LIMIT 20
+"""
 
 
 class EngineAdmin(ProviderAdmin):
@@ -195,7 +202,10 @@ def _check_integrity(snapshot: Snapshot, label: str) -> None:
             "integrity_check",
             f"{label} is damaged: {'; '.join(found)}. Keep it with its -wal, and restore a backup",
         )
-    rules.check_readiness([row[0] for row in snapshot.rows(_WITHOUT_READINESS)])
+    without_row, without_message = (
+        [row[0] for row in snapshot.rows(each)] for each in (_WITHOUT_READINESS, _WITHOUT_MESSAGE)
+    )
+    rules.check_readiness(without_row, without_message)
 
 
 def _vacuum(database: FileDatabase, incremental: bool | None) -> None:
