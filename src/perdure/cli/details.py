@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from perdure.cli.render import (
     Cell,
     Column,
-    counted,
     echo,
     echo_wrapped,
     glyph,
@@ -21,7 +20,7 @@ from perdure.cli.render import (
     status_style,
 )
 from perdure.cli.session import suggest_commands
-from perdure.client.formats import shown_age, shown_duration, shown_time
+from perdure.client.formats import counted, shown_age, shown_duration, shown_time
 from perdure.client.insights import QUEUE_LIMIT
 from perdure.client.instance import block_of, failure_of
 from perdure.client.steps import BranchView, State, StepView, branches_of, payload_text, shortened

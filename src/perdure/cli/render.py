@@ -151,11 +151,6 @@ def echo(*parts: str | Cell, is_cut: bool = False) -> None:
         console().print(line, soft_wrap=True)
 
 
-def counted(number: int, noun: str) -> str:
-    """Return ``1 instance``, ``2 instances``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def print_done(*parts: str | Cell) -> None:
     """Print a line that says what was done."""
     echo(Cell(f"{glyph('completed')} ", "green"), *parts)

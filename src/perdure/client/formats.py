@@ -38,6 +38,13 @@ def parse_moment(text: str, now_ms: int) -> datetime.datetime:
         ) from None
 
 
+def counted(number: int, noun: str) -> str:
+    """Return ``1 instance``, ``2 instances``, ``2 activities``."""
+    has_ies = noun.endswith("y") and noun[-2] not in "aeiou"
+    plural = f"{noun[:-1]}ies" if has_ies else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
+
+
 def shown_duration(milliseconds: int) -> str:
     """Return at most two units: ``212ms``, ``3.2s``, ``2m 04s``, ``3d 02h``."""
     if milliseconds < 0:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import msgspec
 
 from perdure.authoring.communication import ASK_PREFIX, is_promise, promise_key
-from perdure.client.formats import shown_duration
+from perdure.client.formats import counted, shown_duration
 from perdure.client.instance import InstanceStats, block_of, failure_of
 from perdure.client.steps import Arrival, StepView, Unread, read_records, steps_and_unread
 from perdure.errors import CorruptData, NotFound
@@ -370,12 +370,12 @@ def _alive(
     kinds: dict[str, int] = {}
     for step in steps:
         kinds[step.kind] = kinds.get(step.kind, 0) + 1
-    counted = ", ".join(_counted(kind, count) for kind, count in kinds.items())
+    awaited = ", ".join(counted(count, kind) for kind, count in kinds.items())
     waited = shown_duration(now_ms - first.since_ms)
     is_running = any(attempt.is_running for attempt in context.attempts)
     return Insight(
         doing="running" if is_running else "waiting",
-        sentence=f"Waiting {waited} for {counted}{_limit(due_ms, now_ms)}",
+        sentence=f"Waiting {waited} for {awaited}{_limit(due_ms, now_ms)}",
         since_ms=first.since_ms,
         due_ms=due_ms,
     )
@@ -463,15 +463,11 @@ def _running(info: InstanceInfo, context: QueueContext, now_ms: int) -> Insight:
     ready = [queued for queued in context.messages if queued.visible_at_ms <= now_ms]
     if ready:
         since_ms = min(queued.visible_at_ms for queued in ready)
-        what = "message is" if len(ready) == 1 else "messages are"
-        sentence = f"{len(ready)} {what} on the way to it{_missing_worker(info, context)}"
+        verb = "is" if len(ready) == 1 else "are"
+        missing = _missing_worker(info, context)
+        sentence = f"{counted(len(ready), 'message')} {verb} on the way to it{missing}"
         return Insight(doing="running", sentence=sentence, since_ms=since_ms)
     return Insight(doing="running", sentence="Running", since_ms=info.updated_at_ms)
-
-
-def _counted(kind: str, count: int) -> str:
-    plural = {"activity": "activities"}.get(kind, f"{kind}s")
-    return f"{count} {kind if count == 1 else plural}"
 
 
 def _attempt(queued: QueuedWork) -> Attempt:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from perdure.client.formats import counted
 from perdure.client.recorded import state_after
 from perdure.client.rerun import finished_steps
 from perdure.client.steps import RUN_BY_WORKERS, started_of, steps_of
@@ -71,8 +72,8 @@ class Retried(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the events and messages that the code receives once more."""
 
     def __str__(self) -> str:
-        kept = f"{self.finished} finished step{'' if self.finished == 1 else 's'}"
-        words = f"goes on, {kept} stay{'s' if self.finished == 1 else ''} finished"
+        verb = "stays" if self.finished == 1 else "stay"
+        words = f"goes on, {counted(self.finished, 'finished step')} {verb} finished"
         if self.again:
             words += f"; again: {', '.join(self.again)}"
         return f"{words}; receives again: {', '.join(self.received)}" if self.received else words

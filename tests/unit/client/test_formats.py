@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from perdure.arguments import parse_duration_ms
 from perdure.client.formats import (
+    counted,
     iso_time,
     parse_moment,
     shown_age,
@@ -95,3 +96,11 @@ def test_a_moment_is_an_age_or_a_date():
 
 def test_a_time_is_written_in_utc_with_milliseconds():
     assert iso_time(1_700_000_000_123) == "2023-11-14T22:13:20.123Z"
+
+
+def test_a_number_and_its_noun_agree():
+    nouns = ("instance", "activity", "key")
+
+    assert [counted(1, noun) for noun in nouns] == ["1 instance", "1 activity", "1 key"]
+    assert [counted(2, noun) for noun in nouns] == ["2 instances", "2 activities", "2 keys"]
+    assert counted(0, "history") == "0 histories"

@@ -28,7 +28,6 @@ from perdure.cli.exits import Exit, code_of, line_of
 from perdure.cli.inputs import is_wanted, read_arguments
 from perdure.cli.render import (
     Cell,
-    counted,
     echo,
     print_done,
     print_ids,
@@ -39,7 +38,7 @@ from perdure.cli.render import (
 )
 from perdure.cli.session import Session, current_settings, run, suggest_commands
 from perdure.client import rerun as rerunning
-from perdure.client.formats import shown_duration
+from perdure.client.formats import counted, shown_duration
 from perdure.client.search import parse_search
 from perdure.errors import (
     InstanceFinished,

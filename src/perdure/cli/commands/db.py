@@ -16,7 +16,6 @@ from perdure.cli.exits import Exit, writing
 from perdure.cli.inputs import is_wanted
 from perdure.cli.render import (
     Cell,
-    counted,
     echo,
     glyph,
     print_done,
@@ -34,7 +33,7 @@ from perdure.cli.session import (
 )
 from perdure.cli.settings import is_empty, shown_store
 from perdure.client.damage import check_instances, store_damages
-from perdure.client.formats import shown_duration, utc_time
+from perdure.client.formats import counted, shown_duration, utc_time
 from perdure.client.moving import CopyReport, copy_store
 from perdure.client.search import parse_search
 from perdure.errors import AlreadyExists, NotFound, NotSupported, UsageError

@@ -11,7 +11,6 @@ from perdure.cli.inputs import is_wanted
 from perdure.cli.render import (
     Cell,
     Column,
-    counted,
     echo,
     print_done,
     print_facts,
@@ -19,7 +18,7 @@ from perdure.cli.render import (
     print_records,
     warn,
 )
-from perdure.client.formats import shown_age, shown_time
+from perdure.client.formats import counted, shown_age, shown_time
 from perdure.client.json_documents import letter_document
 from perdure.client.steps import shortened
 from perdure.errors import NotFound, UsageError

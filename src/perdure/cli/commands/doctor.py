@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from perdure.cli.command import command, output_option
 from perdure.cli.details import shown_queue
 from perdure.cli.exits import Exit, line_of
-from perdure.cli.render import Cell, counted, glyph, print_facts, print_json
+from perdure.cli.render import Cell, glyph, print_facts, print_json
 from perdure.cli.session import current_settings, open_session
 from perdure.cli.settings import is_empty, shown_store
 from perdure.client.damage import store_damages
+from perdure.client.formats import counted
 from perdure.errors import NotFound, PerdureError
 from perdure.model.status import Status
 from perdure.providers.records import DAMAGED, InstanceQuery

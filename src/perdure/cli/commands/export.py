@@ -15,7 +15,6 @@ from perdure.cli.command import command, ids_argument, output_option, query_opti
 from perdure.cli.exits import writing
 from perdure.cli.inputs import interruptible, unreadable
 from perdure.cli.render import (
-    counted,
     data_stream,
     print_done,
     print_ids,
@@ -25,6 +24,7 @@ from perdure.cli.render import (
 )
 from perdure.cli.session import run
 from perdure.client.damage import damages_in, link_fault, open_children, parent_of
+from perdure.client.formats import counted
 from perdure.client.moving import (
     EXPORT_END,
     ExportEnd,

@@ -14,6 +14,7 @@ from perdure.cli.commands.export import read_recordings
 from perdure.cli.exits import Exit
 from perdure.cli.render import Cell, echo, glyph, print_json, print_json_line
 from perdure.cli.session import run
+from perdure.client.formats import counted
 from perdure.client.recorded import check, read_recorded
 from perdure.client.search import parse_search
 from perdure.client.steps import compare
@@ -99,7 +100,7 @@ def _print(findings: list[Finding], output: str, is_long: bool) -> int:
         print_json({"histories": len(findings), "verdicts": counts, "problems": bad})
     else:
         listed = "".join(f" · {number} {verdict}" for verdict, number in counts.most_common())
-        echo(f"{len(findings)} {'history' if len(findings) == 1 else 'histories'}{listed}")
+        echo(f"{counted(len(findings), 'history')}{listed}")
         for finding in bad[:_SHOWN_MAX]:
             _print_finding(finding, is_long)
         if len(bad) > _SHOWN_MAX:

@@ -12,7 +12,6 @@ from perdure.cli.inputs import is_wanted
 from perdure.cli.render import (
     Cell,
     Column,
-    counted,
     echo,
     glyph,
     note,
@@ -22,7 +21,7 @@ from perdure.cli.render import (
     print_records,
     warn,
 )
-from perdure.client.formats import iso_moment, parse_moment, shown_duration, shown_time
+from perdure.client.formats import counted, iso_moment, parse_moment, shown_duration, shown_time
 from perdure.client.json_documents import schedule_document
 from perdure.client.steps import shortened
 

@@ -15,7 +15,6 @@ from perdure.cli.exits import Exit
 from perdure.cli.render import (
     Cell,
     console,
-    counted,
     echo,
     glyph,
     is_terminal,
@@ -25,6 +24,7 @@ from perdure.cli.render import (
     text_of,
 )
 from perdure.cli.settings import shown_store
+from perdure.client.formats import counted
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
