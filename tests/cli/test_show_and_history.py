@@ -217,7 +217,7 @@ def test_history_of_another_execution(cli):
     first = cli("history", "f-1", "--execution", "1", "-o", "json").json
 
     assert {event["execution_id"] for event in first} == {1}
-    assert cli("history", "f-1", "--execution", "9", code=3).err.endswith("it has: 1\n")
+    assert cli("history", "f-1", "--execution", "9", code=3).err.endswith("its latest is 1\n")
 
 
 def test_a_history_longer_than_a_page_is_printed_whole(cli):

@@ -10,7 +10,7 @@ import ast
 import copy
 import inspect
 from collections import deque
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -37,7 +37,7 @@ from perdure.providers.records import KvChange, KvClear, KvClearAll, KvEntry, Kv
 from perdure.providers.sealing import Sealing
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import AsyncGenerator, Generator, Sequence
 
     from perdure.authoring import Orchestration
     from perdure.client.client import Client
@@ -209,6 +209,21 @@ def replayed(recorded: Recorded, registry: Registry, codec: Codec) -> Generator[
         execution.close()
 
 
+@asynccontextmanager
+async def suspended(
+    provider: Provider, instance_id: str, registry: Registry, codec: Codec
+) -> AsyncGenerator[Execution]:
+    """Yield the execution of an instance that has not ended, as its last turn left it."""
+    info = await provider.admin.get_instance_info(instance_id)
+    if info.status.is_final:
+        raise InstanceFinished(
+            f"{instance_id!r} has ended ({info.status}): nothing waits, and its variables are gone;"
+            " its result stays"
+        )
+    with replayed(await read_recorded(provider, info), registry, codec) as execution:
+        yield execution
+
+
 def check(recorded: Recorded, registry: Registry, codec: Codec) -> Finding:
     """Replay one execution and say whether the code repeats it."""
     names = {name: getattr(recorded, name) for name in ("instance_id", "name", "version")}
@@ -264,13 +279,7 @@ async def read_variable(
 ) -> Any:
     """Return a copy of a variable of the suspended code, or of a part of it."""
     name, path = parse(expression)
-    info = await provider.admin.get_instance_info(instance_id)
-    if info.status.is_final:
-        raise InstanceFinished(
-            f"{instance_id!r} has ended ({info.status}): its variables are gone; its result stays"
-        )
-    recorded = await read_recorded(provider, info)
-    with replayed(recorded, registry, codec) as execution:
+    async with suspended(provider, instance_id, registry, codec) as execution:
         if execution.is_finished:
             raise NotFound(f"no code of {instance_id!r} is suspended: its next turn is on the way")
         value = follow(find(name, execution.scopes(), instance_id), path, name)

@@ -21,6 +21,7 @@ from perdure.model.work import INSTANCE_RESULT, MISSING, InstanceEnd
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
+    from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
     from perdure.providers.records import HistoryRecord
 
@@ -331,12 +332,15 @@ async def read_history(
         check_number(execution_id, "execution_id", minimum=1)
         records = await provider.read_with_execution(instance_id, execution_id)
     if not records and provider.capabilities.admin:
-        latest = (await provider.admin.get_instance_info(instance_id)).execution_id
-        if execution_id not in {None, latest}:
-            raise NotFound(
-                f"{instance_id!r} has no execution {execution_id}; its latest is {latest}"
-            )
+        await check_execution(provider.admin, instance_id, execution_id)
     return wire.decode_history(record.data for record in records)
+
+
+async def check_execution(admin: ProviderAdmin, instance_id: str, execution_id: int | None) -> None:
+    """Raise NotFound for an unknown id, and for an execution that never was or was pruned."""
+    latest = (await admin.get_instance_info(instance_id)).execution_id
+    if execution_id not in {None, latest, *await admin.list_executions(instance_id)}:
+        raise NotFound(f"{instance_id!r} has no execution {execution_id}; its latest is {latest}")
 
 
 async def read_records(

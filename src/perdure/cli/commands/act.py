@@ -55,8 +55,6 @@ from perdure.providers.sealing import sealed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import msgspec
-
     from perdure.cli.session import Session
     from perdure.client.rerun import Bounds
     from perdure.codec import Codec
@@ -414,6 +412,7 @@ def rerun(
     """
     if from_event is not None and (input_text is not None or version is not None):
         raise UsageError("--from-event keeps input and version: the past was made with them")
+    given = None if input_text is None else read_arguments(input_text, "--input")
     bounds, codec = _load(current_settings().modules(modules), from_event)
 
     async def body(session: Session) -> None:
@@ -421,7 +420,8 @@ def rerun(
         provider = session.provider if codec is None else sealed(session.provider, codec)
         chosen = rerunning.fresh_id(instance_id) if new_id is None else new_id
         if from_event is None:
-            changed = _encoded(session, input_text)
+            own = session.client.codec
+            changed = None if given is None else own.encode(given, where="--input")
             copied = await rerunning.rerun(
                 provider, instance_id, chosen, input=changed, version=version
             )
@@ -437,12 +437,6 @@ def rerun(
         _print_rerun(instance_id, chosen, copied, output)
 
     run(body)
-
-
-def _encoded(session: Session, text: str | None) -> msgspec.Raw | None:
-    if text is None:
-        return None
-    return session.client.codec.encode(read_arguments(text, "--input"), where="--input")
 
 
 def _load(modules: tuple[str, ...], from_event: int | None) -> tuple[Bounds | None, Codec | None]:

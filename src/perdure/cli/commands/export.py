@@ -99,23 +99,19 @@ def export(
         raise UsageError("--delete needs --file: the file is what remains of the instances")
 
     async def body(session: Session) -> None:
-        if file is not None and delete:
-            trees = await _ended_trees(session, instance_ids, query)
-            members = tuple(each for tree in trees for each in tree)
-            with _private_file(file) as target:
-                number = await _write(session, members, None, target)
-            kept = await _delete_unchanged(session, trees)
-            roots = counted(len(trees) - len(kept), "root")
-            wrote = f"wrote {counted(number, 'instance')} to {file}"
-            print_done(f"{wrote}, then deleted {roots} with children")
-            if kept:
-                warn(f"not deleted, because they changed meanwhile: {', '.join(kept)}")
-        elif file is None:
-            await _write(session, instance_ids, query, data_stream())
-        else:
-            with _private_file(file) as target:
-                number = await _write(session, instance_ids, query, target)
-            print_done(f"wrote {counted(number, 'instance')} to {file}")
+        trees = await _ended_trees(session, instance_ids, query) if delete else []
+        members = [each for tree in trees for each in tree]
+        chosen = members if delete else await _chosen(session, instance_ids, query)
+        if file is None:
+            await _write(session, chosen, data_stream())
+            return
+        with _private_file(file) as target:
+            number = await _write(session, chosen, target)
+        kept = await _delete_unchanged(session, trees)
+        deleted = f", then deleted {counted(len(trees) - len(kept), 'root')} with children"
+        print_done(f"wrote {counted(number, 'instance')} to {file}{deleted if delete else ''}")
+        if kept:
+            warn(f"not deleted, because they changed meanwhile: {', '.join(kept)}")
 
     run(body)
 
@@ -134,11 +130,8 @@ def _private_file(path: Path) -> Generator[IO[str]]:
             draft.put_in_place()
 
 
-async def _write(
-    session: Session, instance_ids: tuple[str, ...], query: str | None, target: IO[str]
-) -> int:
+async def _write(session: Session, chosen: list[str], target: IO[str]) -> int:
     number = 0
-    chosen = await _chosen(session, instance_ids, query)
     with progress("instances") as show:
         async for line in export_lines(session.admin, chosen):
             # Escaping breaks the checksum, so only output to a terminal is escaped.

@@ -29,13 +29,11 @@ from perdure.client.formats import iso_time, shown_duration
 from perdure.client.insights import read_last_steps
 from perdure.client.json_documents import details_document, tree_document, wait_document
 from perdure.client.retention import deleted_at_ms
-from perdure.client.steps import payload_text, read_records, shortened, shown_call
+from perdure.client.steps import check_execution, payload_text, read_records, shortened, shown_call
 from perdure.codec import JSON, shown_text
 from perdure.errors import (
     CorruptData,
-    InstanceFinished,
     InvalidValue,
-    NotFound,
     PayloadError,
     UsageError,
 )
@@ -191,13 +189,10 @@ def stack(instance_id: str, modules: tuple[str, ...], output: str) -> None:
     registry, codec = load_code(named, f"perdure stack {instance_id} -m")
 
     async def body(session: Session) -> None:
-        from perdure.client.recorded import read_recorded, replayed
+        from perdure.client.recorded import suspended
 
-        info = await session.info(instance_id)
-        if info.status.is_final:
-            raise InstanceFinished(f"{instance_id!r} has ended ({info.status}): nothing waits")
-        recorded = await read_recorded(session.provider, info)
-        with replayed(recorded, registry, codec) as execution:
+        await session.info(instance_id)  # names similar ids
+        async with suspended(session.provider, instance_id, registry, codec) as execution:
             waits = execution.waits()
             main_file = execution.handler.fn.__code__.co_filename
         if output == "json":
@@ -392,7 +387,7 @@ async def _records(
     with session.provider.watch(instance_id) as watch:
         info = await session.info(instance_id)
         chosen = info.execution_id if execution is None else execution
-        await _check_execution(session, instance_id, execution)
+        await check_execution(session.admin, instance_id, execution)
         after = 0
         while True:
             async for record in read_records(session.provider, instance_id, chosen, after):
@@ -407,16 +402,6 @@ async def _records(
             await watch.wait(_FOLLOW_MS)
             # Read the status before the events: the next round reads what is added after this.
             info = await session.info(instance_id)
-
-
-async def _check_execution(session: Session, instance_id: str, execution: int | None) -> None:
-    if execution is None:
-        return
-    executions = await session.admin.list_executions(instance_id)
-    if execution not in executions:
-        ends = dict.fromkeys((executions[0], executions[-1])) if executions else ("none yet",)
-        known = " to ".join(map(str, ends))
-        raise NotFound(f"{instance_id!r} has no execution {execution}; it has: {known}")
 
 
 def _filter(kind: str | None, failed: bool, grep: str | None) -> Callable[[HistoryRecord], bool]:

@@ -357,26 +357,22 @@ async def promises(session: Session, output: str) -> None:
 @click.argument("key", metavar="KEY")
 @data_option()
 @click.option("--reject", "reason", metavar="REASON", help="Reject the promise instead.")
-@click.pass_context
-def resolve(context: click.Context, key: str, data: object, reason: str | None) -> None:
+async def resolve(session: Session, key: str, data: object, reason: str | None) -> None:
     """Give a promise its value, before or after an instance awaits it. The first answer counts."""
-    if reason is not None and context.get_parameter_source("data") is ParameterSource.COMMANDLINE:
-        raise UsageError("a promise gets --data or --reject, not both")
-
     from perdure.authoring.communication import promise_id
 
-    async def body(session: Session) -> None:
-        is_known = True
-        try:
-            await session.client.describe(promise_id(key), waits=False)
-        except NotFound:
-            is_known = False
-        if reason is None:
-            await session.client.resolve(key, data)
-        else:
-            await session.client.reject(key, reason)
-        print_done(f"{'resolved' if reason is None else 'rejected'} {key}")
-        if not is_known:
-            warn("no instance has awaited it yet; the answer is kept for one that does")
-
-    run(body)
+    source = click.get_current_context().get_parameter_source("data")
+    if reason is not None and source is ParameterSource.COMMANDLINE:
+        raise UsageError("a promise gets --data or --reject, not both")
+    is_known = True
+    try:
+        await session.client.describe(promise_id(key), waits=False)
+    except NotFound:
+        is_known = False
+    if reason is None:
+        await session.client.resolve(key, data)
+    else:
+        await session.client.reject(key, reason)
+    print_done(f"{'resolved' if reason is None else 'rejected'} {key}")
+    if not is_known:
+        warn("no instance has awaited it yet; the answer is kept for one that does")
