@@ -381,8 +381,9 @@ class InstanceQuery(Record, frozen=True, omit_defaults=True):
             if (text := getattr(self, name)) is not None:
                 check_string(text, name)
         check_flag(self.roots_only, "roots_only")
-        _check_bounds(self, "created_after", "created_before")
-        _check_bounds(self, "completed_after", "completed_before")
+        _check_bounds(
+            self, "created_after", "created_before", "completed_after", "completed_before"
+        )
 
     @property
     def created_after_ms(self) -> int | None:

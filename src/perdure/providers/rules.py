@@ -164,27 +164,20 @@ def shown_status(execution_status: Status | None, *, suspended: bool, blocked: b
 # --- filters
 
 
-def fits_handlers(
-    filter: OrchestrationFilter | None,  # noqa: A002
-    name: str,
-    version: str | None,
-) -> bool:
-    if filter is None or filter.handlers is None:
+def fits_handlers(wanted: OrchestrationFilter | None, name: str, version: str | None) -> bool:
+    if wanted is None or wanted.handlers is None:
         return True
     if version is None:
-        return any(name == handler_name for handler_name, _ in filter.handlers)
-    return (name, version) in filter.handlers
+        return any(name == handler_name for handler_name, _ in wanted.handlers)
+    return (name, version) in wanted.handlers
 
 
-def fits_framework(
-    filter: OrchestrationFilter | None,  # noqa: A002
-    pinned: Version | None,
-) -> bool:
-    if filter is None or filter.framework_versions is None:
+def fits_framework(wanted: OrchestrationFilter | None, pinned: Version | None) -> bool:
+    if wanted is None or wanted.framework_versions is None:
         return True
     if pinned is None:
-        return bool(filter.framework_versions)
-    return any(versions.contains(pinned) for versions in filter.framework_versions)
+        return bool(wanted.framework_versions)
+    return any(versions.contains(pinned) for versions in wanted.framework_versions)
 
 
 def fits_query(info: InstanceInfo, query: InstanceQuery | None) -> bool:

@@ -1,5 +1,5 @@
 """A store in a directory of readable files, for one process at a time."""
 
-from perdure.providers.directory.provider import FileSystemProvider
+from perdure.providers.directory.store import FileSystemProvider
 
 __all__ = ["FileSystemProvider"]

@@ -34,19 +34,14 @@ SELECT execution_id, status, completed_at FROM executions WHERE instance_key = ?
 
 _OLDEST: Final = """
 SELECT created_at, instance_id FROM instances
-WHERE execution_id > 0 AND (?1 IS NULL OR completed_at < ?1)
+WHERE execution_id > 0 {roots} AND (?1 IS NULL OR completed_at < ?1)
   AND (created_at, instance_id) > (?2, ?3)
 ORDER BY created_at, instance_id LIMIT ?4
 """
-
-_OLDEST_FINISHED_ROOTS: Final = """
-SELECT created_at, instance_id FROM instances
-WHERE execution_id > 0 AND parent_instance_id IS NULL
-  AND status NOT IN ('Pending', 'Running')
-  AND (?1 IS NULL OR completed_at < ?1)
-  AND (created_at, instance_id) > (?2, ?3)
-ORDER BY created_at, instance_id LIMIT ?4
-"""
+_OLDEST_BEGUN: Final = _OLDEST.format(roots="")
+_OLDEST_FINISHED_ROOTS: Final = _OLDEST.format(
+    roots="AND parent_instance_id IS NULL AND status NOT IN ('Pending', 'Running')"
+)
 
 _COMPLETED_AT: Final = """
 SELECT created_at, completed_at, parent_instance_id FROM instances
@@ -279,7 +274,7 @@ def list_oldest(
 ) -> list[tuple[int, str]]:
     """Return instances that have begun, or finished roots, after a place in their order."""
     if instance_ids is None:
-        statement = _OLDEST_FINISHED_ROOTS if finished_roots else _OLDEST
+        statement = _OLDEST_FINISHED_ROOTS if finished_roots else _OLDEST_BEGUN
         return list(snapshot.rows(statement, (completed_before_ms, *after, limit)))
     found: list[tuple[int, str]] = []
     for instance_id in set(instance_ids):

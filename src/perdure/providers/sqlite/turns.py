@@ -56,16 +56,13 @@ _READY_MAX: Final = 1_000
 
 
 def fetch(
-    tx: Transaction,
-    lock_timeout_ms: int,
-    filter: OrchestrationFilter | None,  # noqa: A002
-    owner: str | None,
+    tx: Transaction, lock_timeout_ms: int, wanted: OrchestrationFilter | None, owner: str | None
 ) -> FetchedOrchestration | NoWork:
     """Lock the next instance that fits, or hand new messages to the owner of a kept lock."""
     readiness.wake(tx)
-    ready = _find_ready(tx, filter)
+    ready = _find_ready(tx, wanted)
     while owner is not None:
-        kept = _first_fit(tx, filter, statements.FIND_KEPT, owner)
+        kept = _first_fit(tx, wanted, statements.FIND_KEPT, owner)
         if kept is None or (ready is not None and ready.place < kept.place):
             break
         if (continued := _continue(tx, kept)) is not None:
@@ -73,7 +70,7 @@ def fetch(
     while ready is not None:
         if (fetched := _lock(tx, ready, lock_timeout_ms, owner)) is not None:
             return fetched
-        ready = _find_ready(tx, filter)
+        ready = _find_ready(tx, wanted)
     return NoWork(readiness.next_due(tx, owner))
 
 
@@ -192,52 +189,46 @@ RENEW_TURNS: Final = Verb("renew_orchestration_item_locks", renew_many, lasts=Fa
 # --- fetching
 
 
-def _find_ready(
-    tx: Transaction,
-    filter: OrchestrationFilter | None,  # noqa: A002
-) -> Candidate | None:
+def _find_ready(tx: Transaction, wanted: OrchestrationFilter | None) -> Candidate | None:
     """Return the ready instance with the oldest message that fits the filter."""
     for misfits, row in enumerate(tx.execute(statements.FIND_READY, (tx.now,))):
         candidate = Candidate._make(row)
-        if filter is None or _fits(tx, candidate, filter):
+        if wanted is None or _fits(tx, candidate, wanted):
             return candidate
-        if misfits == _MISFITS_BEFORE_SEEKING and filter.handlers is not None:
-            return _seek_ready(tx, filter)
+        if misfits == _MISFITS_BEFORE_SEEKING and wanted.handlers is not None:
+            return _seek_ready(tx, wanted)
     return None
 
 
-def _seek_ready(tx: Transaction, filter: OrchestrationFilter) -> Candidate | None:  # noqa: A002
+def _seek_ready(tx: Transaction, wanted: OrchestrationFilter) -> Candidate | None:
     """Find the same as ``_find_ready``, by the names that fit."""
-    names: set[str | None] = {name for name, _ in filter.handlers or ()}
+    names: set[str | None] = {name for name, _ in wanted.handlers or ()}
     found = [
         candidate
         for name in names | {None}
-        if (candidate := _first_fit(tx, filter, statements.FIND_READY_BY_NAME, name)) is not None
+        if (candidate := _first_fit(tx, wanted, statements.FIND_READY_BY_NAME, name)) is not None
     ]
     return min(found, key=lambda candidate: candidate.place, default=None)
 
 
 def _first_fit(
-    tx: Transaction,
-    filter: OrchestrationFilter | None,  # noqa: A002
-    statement: str,
-    value: str | None,
+    tx: Transaction, wanted: OrchestrationFilter | None, statement: str, value: str | None
 ) -> Candidate | None:
     for row in tx.execute(statement, (tx.now, value)):
         candidate = Candidate._make(row)
-        if filter is None or _fits(tx, candidate, filter):
+        if wanted is None or _fits(tx, candidate, wanted):
             return candidate
     return None
 
 
-def _fits(tx: Transaction, candidate: Candidate, filter: OrchestrationFilter) -> bool:  # noqa: A002
-    if not rules.fits_framework(filter, parse_version(candidate.framework_version)):
+def _fits(tx: Transaction, candidate: Candidate, wanted: OrchestrationFilter) -> bool:
+    if not rules.fits_framework(wanted, parse_version(candidate.framework_version)):
         return False
     name, version = candidate.name, candidate.version
     if name is None:
         start = tx.row(statements.VISIBLE_START, (candidate.instance_id, tx.now))
         name, version = (rules.UNKNOWN_NAME, None) if start is None else start[:2]
-    return rules.fits_handlers(filter, name, version)
+    return rules.fits_handlers(wanted, name, version)
 
 
 def _lock(
