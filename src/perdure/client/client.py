@@ -233,7 +233,8 @@ class Client:
         ``message`` is a mailbox and a value: the instance gets it with its start, or, if it exists,
         at once. ``delay`` is a number of seconds, or a timedelta; ``at`` is a time with a zone.
         """
-        starting.refuse_options(unknown, self.start)
+        if unknown:
+            starting.refuse_options(unknown, self.start)
         starting.check_if_changed(if_changed)
         target = starting.target_of(orchestration)
         at_ms = starting.time_of_start(at, delay)

@@ -73,6 +73,8 @@ class StartOptions(TypedDict, total=False):
     if_changed: IfChanged
 
 
+_IF_EXISTS: Final = get_args(IfExists)
+_IF_CHANGED: Final = get_args(IfChanged)
 _PAIRS: Final = "start_many takes pairs of an id and a tuple of arguments, such as ('o-1', (1200,))"
 
 
@@ -144,13 +146,13 @@ def carried_message(message: Any, codec: Codec) -> work.CarriedMessage:
 
 
 def condition_of(if_exists: str) -> EnqueueCondition:
-    if if_exists not in get_args(IfExists):
+    if if_exists not in _IF_EXISTS:
         raise UsageError(f"if_exists is {if_exists!r}; use 'get', 'fail', 'restart' or 'replace'")
     return EnqueueCondition.REPLACE if if_exists == "replace" else EnqueueCondition.ABSENT
 
 
 def check_if_changed(if_changed: str) -> None:
-    if if_changed not in get_args(IfChanged):
+    if if_changed not in _IF_CHANGED:
         raise UsageError(f"if_changed is {if_changed!r}; use 'warn', 'fail' or 'ignore'")
 
 
@@ -175,9 +177,7 @@ def target_of(orchestration: Any) -> Orchestration[..., Any] | str:
 
 def refuse_options(unknown: Mapping[str, Any], start: Callable[..., Any]) -> None:
     """Raise UsageError for keywords that ``start`` does not have: they may be for the function."""
-    name = next(iter(unknown), None)
-    if name is None:
-        return
+    name = next(iter(unknown))
     known = [each for each in inspect.signature(start).parameters if each != "unknown"]
     meant = did_you_mean(name, known)
     raise UsageError(

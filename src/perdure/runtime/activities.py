@@ -89,8 +89,7 @@ class ActivityDispatcher:
         """The number of activities in flight here, by session."""
         self._crash_isolation = CrashIsolation(options.max_attempts)
         self._background = BackgroundTasks()
-        self._tasks = self._background.tasks
-        self._activity_tasks = ActivityTasks(self._run, self._on_error, self._tasks)
+        self._activity_tasks = ActivityTasks(self._run, self._on_error, self._background.tasks)
         self._fetching: asyncio.Task[None] | None = None
         self._stopping = False
         self._is_aborted = False
@@ -120,8 +119,8 @@ class ActivityDispatcher:
         self._activity_tasks.retire()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self._tasks:
-                    await asyncio.wait(self._tasks)
+                while self._background.tasks:
+                    await asyncio.wait(self._background.tasks)
         self._activity_tasks.close()
         interrupted = self._code_tasks
         for running in self._running.values():
@@ -138,7 +137,7 @@ class ActivityDispatcher:
 
     async def release_all(self) -> None:
         """Let outcomes under way reach the store, and release the work items without one."""
-        while pending := self._tasks - self._code_tasks:
+        while pending := self._background.tasks - self._code_tasks:
             await asyncio.wait(pending)
         released = list(self._running.values())
         await asyncio.gather(*(log_failure(self._release(running)) for running in released))
@@ -166,7 +165,7 @@ class ActivityDispatcher:
     def abort(self) -> None:
         self._stopping = self.attempts.is_stopping = self._is_aborted = True
         self._activity_tasks.close()
-        for task in (*self._tasks, *filter(None, (self._fetching,))):
+        for task in (*self._background.tasks, *filter(None, (self._fetching,))):
             task.cancel()
         self.attempts.abort()
 

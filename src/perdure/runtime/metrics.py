@@ -360,6 +360,7 @@ class UnregisteredHandlerLog:
         self._registry = registry
         self._checked: set[tuple[str | None, ...]] = set()
         self._checked_code: set[Callable[..., Any]] = set()
+        self._is_interactive = hasattr(sys, "ps1")
 
     def check_activity(self, name: str) -> None:
         self._check(self._registry.resolve_activity, name)
@@ -370,7 +371,7 @@ class UnregisteredHandlerLog:
     def check_code(self, started: Orchestration[..., Any]) -> None:
         """Log that another function runs than the one that was defined last, as in a notebook."""
         self._compare(started, self._registry.resolve_orchestration, started.version)
-        if hasattr(sys, "ps1"):  # interactive: cells are run again at any time
+        if self._is_interactive:  # cells are run again at any time
             scope = started.fn.__globals__
             for called in map(scope.get, started.fn.__code__.co_names):
                 if isinstance(called, Activity):

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.arguments import in_seconds
@@ -57,7 +56,6 @@ T = TypeVar("T")
 START_DEADLINE_SECONDS: Final = 8.0
 """A little less than a store waits for a server that is out, so that a start waits only once."""
 _CHECK_SECONDS: Final = 0.5
-_data: Final = attrgetter("data")
 _STARTS: Final = (work.StartOrchestration, work.ContinueAsNew)
 _WAY_OUT: Final = (
     "a turn ends when all branches wait for steps, timers or events: move long work into an "
@@ -343,7 +341,7 @@ class TurnRunner:
             turn.postpone(outcome.postponed)
             live.mail = turn.postponed
         turn.commit, turn.claimed = build_commit(turn, self._activities.claim, keep_lock_ms)
-        live.history_bytes += sum(map(len, map(_data, turn.commit.history_delta)))
+        live.history_bytes += sum([len(record.data) for record in turn.commit.history_delta])
         is_long = (
             live.execution.event_count >= self._many_events or live.history_bytes > self._bytes_max
         )

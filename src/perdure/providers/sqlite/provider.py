@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
 
 VERSION: Final = "1"
 
-_data: Final = attrgetter("data")
 
 _SMALL_ROWS: Final = 12
 _SMALL_CHARACTERS: Final = 32_768
@@ -293,7 +291,7 @@ def _is_small(commit: TurnCommit) -> bool:
     records = commit.history_delta
     if len(records) > _SMALL_ROWS or len(commit.consumed or ()) > _SMALL_ROWS:
         return False
-    size = sum(map(len, map(_data, records)))
+    size = sum([len(record.data) for record in records])
     for message in commit.orchestrator_items:
         size += len(message.body)
     return size <= _SMALL_CHARACTERS
