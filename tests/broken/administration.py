@@ -169,6 +169,22 @@ class PagesByTimeAlone(_WithBrokenAdmin):
             return replace(page, next_cursor=rules.encode_cursor(created_at_ms, ""))
 
 
+class ListsBesideThePrefix(_WithBrokenAdmin):
+    """A prefix selects by its text without the last character."""
+
+    class admin_class(ModelAdmin):  # noqa: N801
+        async def list_instances(
+            self,
+            query: InstanceQuery | None = None,
+            *,
+            cursor: str | None = None,
+            limit: int = 100,
+        ) -> InstancePage:
+            if query is not None and query.id_prefix is not None:
+                query = replace(query, id_prefix=query.id_prefix[:-1] or None)
+            return await super().list_instances(query, cursor=cursor, limit=limit)
+
+
 class SuspendsWithoutTheLock(_WithBrokenAdmin):
     """A suspended instance's holder goes on committing."""
 

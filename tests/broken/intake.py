@@ -9,7 +9,7 @@ from model import ModelProvider, turns
 from perdure.clock import SystemClock
 from perdure.errors import LockLost, StoreBusy, StoreClosed
 from perdure.providers.records import EnqueueCondition
-from perdure.providers.waiting import ChangeHub
+from perdure.providers.waiting import ChangeHub, Signal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,6 +101,22 @@ class StartsManyInSilence(ModelProvider):
             return await super().enqueue_many_for_orchestrator(messages, delay_ms, condition)
         finally:
             self._store.changes = changes
+
+
+class StartsManyWithoutWaking(ModelProvider):
+    """Fetches that wait are not woken by starts that are sent together."""
+
+    async def enqueue_many_for_orchestrator(
+        self,
+        messages: Sequence[OrchestratorMessage],
+        delay_ms: int | None = None,
+        condition: EnqueueCondition | None = None,
+    ) -> list[bool]:
+        signal, self._store.turn_signal = self._store.turn_signal, Signal(self._store.clock)
+        try:
+            return await super().enqueue_many_for_orchestrator(messages, delay_ms, condition)
+        finally:
+            self._store.turn_signal = signal
 
 
 class GivesUpAmongMisfits(ModelProvider):

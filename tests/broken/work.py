@@ -73,6 +73,28 @@ class RetriesAtOnce(ModelProvider):
         await super().ack_work_item(lock_token, completion, retry)
 
 
+class TakesSmallItemsFirst(ModelProvider):
+    """A fetch of several leaves a large item in the queue while there are small ones."""
+
+    async def fetch_work_items(
+        self,
+        limit: int,
+        lock_timeout_ms: int,
+        poll_timeout_ms: int,
+        session: SessionFetch | None = None,
+        tag_filter: TagFilter | None = None,
+        activities: frozenset[str] | None = None,
+    ) -> list[FetchedWork]:
+        found = await super().fetch_work_items(
+            limit, lock_timeout_ms, poll_timeout_ms, session, tag_filter, activities
+        )
+        small = [item for item in found if len(item.body) <= 65_536]
+        for item in found if small else ():
+            if item not in small:
+                await self.abandon_work_item(item.lock_token, ignore_attempt=True)
+        return small or found
+
+
 class TakesTheNewestFirst(ModelProvider):
     """The worker queue is a stack."""
 

@@ -75,6 +75,7 @@ CAUGHT_BY = {
     "AcceptsZombieCompletions": ("TestFencing.test_the_completion_of_a_zombie_is_not_accepted"),
     "DeletesBeforeCompleting": ("TestWholeTurns.test_a_completion_is_never_lost_between_two_steps"),
     "RetriesAtOnce": "TestQueueSemantics.test_a_retry_takes_the_place_of_its_item",
+    "TakesSmallItemsFirst": "TestFetchingSeveral.test_a_large_item_is_not_overtaken",
     "TakesTheNewestFirst": ("TestQueueSemantics.test_work_comes_out_in_the_order_it_went_in"),
     "ShowsEveryTag": "TestTags.test_tags_come_through_a_turn",
     "IgnoresActivityNames": "TestActivityNames.test_only_known_names_are_taken",
@@ -105,6 +106,7 @@ CAUGHT_BY = {
     "PrunesState": "TestLifeOfState.test_a_key_of_a_pruned_execution_survives",
     "PrunesTheCurrentExecution": ("TestPruning.test_the_current_execution_is_never_pruned"),
     "PagesByTimeAlone": ("TestListing.test_pages_follow_each_other_without_gap_or_double"),
+    "ListsBesideThePrefix": "TestListing.test_a_prefix_selects_nothing_beside_it",
     "SuspendsWithoutTheLock": "TestSuspending.test_suspending_takes_the_lock_away",
     "ResumesWithOldAttempts": "TestSuspending.test_resuming_starts_the_attempts_again",
     "CountsDelayedAsVisible": "TestTotals.test_visible_delayed_and_locked_are_told_apart",
@@ -118,6 +120,9 @@ CAUGHT_BY = {
     "TakesEventZero": "TestBadNumbersAndTags.test_event_ids_begin_with_one",
     "StartsTwice": "TestAbsent.test_an_id_with_a_queued_start_is_not",
     "StartsManyInSilence": ("TestWatching.test_starts_that_are_sent_together_wake_who_watches"),
+    "StartsManyWithoutWaking": (
+        "TestWakingForATurn.test_starts_that_are_sent_together_wake_as_many_fetches"
+    ),
     "GivesUpAmongMisfits": (
         "TestHandlers.test_hundreds_of_unfit_instances_do_not_hide_the_oldest_that_fits"
     ),
@@ -137,6 +142,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "TestBadIds.test_of_an_instance": {"bad": ""},
     "TestBadTexts.test_in_a_work_item": {"bad": '"' + "x" * 4_000_000 + '"'},
     "TestBadNumbersAndTags.test_event_ids_begin_with_one": {"event_id": 0},
+    "TestListing.test_a_prefix_selects_nothing_beside_it": {"last": "a"},
 }
 """For parametrised checks: one of their cases."""
 

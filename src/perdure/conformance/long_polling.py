@@ -166,6 +166,17 @@ class TestWakingForATurn:
         results = [await woken(task) for task in tasks]
         assert len({result.item.instance_id for result in results}) == 5
 
+    async def test_starts_that_are_sent_together_wake_as_many_fetches(self, store: Store) -> None:
+        tasks = [asyncio.create_task(fetch(store, poll_ms=LONG_MS)) for _ in range(3)]
+        for task in tasks:
+            await waiting(store, task)
+
+        await store.provider.enqueue_many_for_orchestrator(
+            [start(f"x-{number}") for number in range(3)]
+        )
+
+        assert len({(await woken(task)).item.instance_id for task in tasks}) == 3
+
     async def test_a_delayed_message_is_taken_when_its_time_comes(self, store: Store) -> None:
         await store.provider.enqueue_for_orchestrator(start("x"), 4_000)
         task = asyncio.create_task(fetch(store, poll_ms=LONG_MS))

@@ -159,6 +159,17 @@ class TestListing:
         assert await listed(store, InstanceQuery(text="%")) == ["a%b"]
         assert await listed(store, InstanceQuery(text="A\\B")) == ["a\\b"]
 
+    @pytest.mark.parametrize("last", ["-", "a", "\ud7ff", "\uffff", "\U0010ffff"])
+    async def test_a_prefix_selects_nothing_beside_it(self, store: Store, last: str) -> None:
+        beside = [chr(ord(last) + by) for by in (-1, 1) if ord(last) + by <= 0x10FFFF]
+        beside = [each for each in beside if not "\ud800" <= each <= "\udfff"]
+        inside = sorted(("s" + last, "s" + last + "x", "s" + last + "\U0010ffff"))
+        for instance in (*inside, "s", *("s" + each for each in ("x", *beside))):
+            await create(store, instance)
+
+        assert sorted(await listed(store, InstanceQuery(id_prefix="s" + last))) == inside
+        assert await store.admin.count_instances(InstanceQuery(id_prefix="s" + last)) == 3
+
     async def test_time_bounds_are_strict(self, store: Store) -> None:
         await create(store, "one")
         await finish(store, "one")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from msgspec import structs
@@ -35,6 +35,10 @@ from perdure.providers.records import SessionFetch
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
+
+
+LARGE: Final = 100_000
+"""Characters of a text that a store may read apart from the others."""
 
 
 @checks
@@ -271,6 +275,19 @@ class TestFetchingSeveral:
         assert bodies(await take(store, "a")) == [completion("a", 1, 3).body]
         (again,) = await store.provider.fetch_work_items(9, LOCK_MS, 0)
         assert (again.identity, again.attempt_count) == (one.identity, 2)
+
+    async def test_a_large_item_is_not_overtaken(self, store: Store) -> None:
+        large = "x" * LARGE
+        await enqueue_work(
+            store, activity("a", 1, 2, input=large), activity("a", 1, 3), activity("a", 1, 4)
+        )
+
+        order: list[int] = []
+        while items := await store.provider.fetch_work_items(9, LOCK_MS, 0):
+            order += [item.identity.activity_id for item in items]
+            assert all((large in item.body) == (item.identity.activity_id == 2) for item in items)
+
+        assert order == [2, 3, 4]
 
     async def test_only_what_the_worker_may_take(self, store: Store) -> None:
         await enqueue_work(

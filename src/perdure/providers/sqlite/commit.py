@@ -322,8 +322,7 @@ class _Plan:
         if commit.keep_lock_ms is None or not lock.kept:
             return False
         locked_until = self.tx.now + commit.keep_lock_ms
-        has_hold = lock.not_before is not None or lock.block is not None
-        if has_hold or locked_until < lock.locked_until:
+        if locked_until < lock.locked_until:
             return False
         # wake_at stays: early is allowed, and its index is not written.
         self._rows[_extend_locks].append((locked_until, lock.instance_id))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
+from perdure.limits import ID_CHARACTERS_MAX
 from perdure.model.failures import Block
 from perdure.model.status import Status
 from perdure.providers import rules
@@ -381,10 +382,11 @@ def _may_be_pending(query: InstanceQuery) -> bool:
 
 def _after_prefix(prefix: str) -> str:
     """Return the least text that is greater than every text with that prefix."""
-    last = ord(prefix[-1])
-    if last == 0x10FFFF:
-        return prefix + "\U0010ffff"
-    return prefix[:-1] + chr(0xE000 if last == 0xD7FF else last + 1)
+    raised = prefix.rstrip("\U0010ffff")  # no character is greater
+    if not raised:
+        return "\U0010ffff" * (ID_CHARACTERS_MAX + 1)
+    last = ord(raised[-1])
+    return raised[:-1] + chr(0xE000 if last == 0xD7FF else last + 1)
 
 
 # --- from rows to records
