@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -275,12 +276,12 @@ async def _count_idle(store: Path) -> int:
         return calls
 
 
-def work(store: str) -> float:
-    """Run chains to their end; return steps a second."""
+def work(store: str) -> tuple[float, float]:
+    """Run chains to their end; return steps a second, and microseconds of the CPU for a step."""
 
-    async def run() -> float:
+    async def run() -> tuple[float, float]:
         async with Runtime(store, HANDLERS) as runtime:
-            before, began = ran["step"], time.perf_counter()
+            before, began, used = ran["step"], time.perf_counter(), time.process_time()
             handles = [
                 await runtime.start(chain, STEPS, id=f"chain-{number}", if_exists="restart")
                 for number in range(CHAINS)
@@ -288,7 +289,9 @@ def work(store: str) -> float:
             await asyncio.gather(*(handle.result() for handle in handles))
             if ran["step"] - before != CHAINS * STEPS:
                 raise RuntimeError("not every step ran in this round")
-            return CHAINS * STEPS / (time.perf_counter() - began)
+            steps = CHAINS * STEPS
+            took, used = time.perf_counter() - began, time.process_time() - used
+            return steps / took, 1e6 * used / steps
 
     return asyncio.run(run())
 
@@ -302,24 +305,25 @@ async def _tab(address: str, path: str, reads: list[int]) -> None:
     try:
         while line := await reader.readline():
             if line.startswith(b"data:"):
-                await asyncio.to_thread(get, f"{address}/api/v1{path}")
+                with suppress(urllib.error.HTTPError):  # its run is being restarted
+                    await asyncio.to_thread(get, f"{address}/api/v1{path}")
                 reads[0] += 1
     finally:
         writer.close()
 
 
-async def _rate(store: str, address: str, tabs: tuple[str, ...]) -> tuple[float, float]:
+async def _rate(store: str, address: str, tabs: tuple[str, ...]) -> tuple[float, float, float]:
     reads = [0]
     open_tabs = [asyncio.create_task(_tab(address, path, reads)) for path in tabs]
     await asyncio.sleep(1)
     began, reads[0] = time.perf_counter(), 0
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        rate = await asyncio.get_running_loop().run_in_executor(pool, work, store)
+        rate, cpu = await asyncio.get_running_loop().run_in_executor(pool, work, store)
     asked = reads[0] / (time.perf_counter() - began)
     for each in open_tabs:
         each.cancel()
     await asyncio.gather(*open_tabs, return_exceptions=True)
-    return rate, asked
+    return rate, cpu, asked
 
 
 def measure_tabs(folder: Path, rounds: int) -> dict[str, str]:
@@ -327,24 +331,30 @@ def measure_tabs(folder: Path, rounds: int) -> dict[str, str]:
     fill(store, 10_000)
     work(str(store))
     rates: dict[int, list[float]] = {0: [], len(TABS): []}
+    cpus: dict[int, list[float]] = {0: [], len(TABS): []}
     asked: list[float] = []
     used: list[float] = []
     with served(store) as (address, server):
         for _ in range(rounds):
             for number, found in rates.items():
                 began, before = time.perf_counter(), sum(server.cpu_times()[:2])
-                rate, reads = asyncio.run(_rate(str(store), address, TABS[:number]))
+                rate, cpu, reads = asyncio.run(_rate(str(store), address, TABS[:number]))
                 found.append(rate)
+                cpus[number].append(cpu)
                 if number:
                     asked.append(reads)
                     busy = sum(server.cpu_times()[:2]) - before
                     used.append(100 * busy / (time.perf_counter() - began))
     alone, beside = (statistics.median(each) for each in rates.values())
+    cpu_alone, cpu_beside = (statistics.median(each) for each in cpus.values())
     idle = asyncio.run(_count_idle(store))
     return {
         "steps a second without open pages": f"{alone:,.0f} ({_range(rates[0])})",
         f"steps a second beside {len(TABS)} open pages": f"{beside:,.0f} "
         f"({_range(rates[len(TABS)])}), which read {statistics.median(asked):.0f} times a second",
+        "CPU of the workers for a step, without and beside them": (
+            f"{cpu_alone:.0f} and {cpu_beside:.0f} µs"
+        ),
         f"share of a core that the server takes for {len(TABS)} open pages beside busy workers": (
             f"{_range(used)} %"
         ),

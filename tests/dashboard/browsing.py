@@ -80,7 +80,7 @@ def serving(app, loop):
     """Serve on the loop of a runtime. It looks often at the store, so that no test waits for it."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-    with mock.patch.object(live, "LOOK_SECONDS", 0.05), mock.patch.object(live, "COST_SHARE", 0):
+    with mock.patch.object(live, "LOOK_SECONDS", 0.05), mock.patch.object(live, "READ_SHARE", 0):
         running = asyncio.run_coroutine_threadsafe(server.serve(sockets=[listener]), loop.loop)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True

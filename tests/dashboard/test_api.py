@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from unittest import mock
 
 import msgspec
 import pytest
@@ -385,6 +386,14 @@ def test_the_store_says_how_it_grows_and_what_could_go(client):
     assert store["started_in_a_day"] >= 5
     assert [each["days"] for each in store["kept"]] == [7, 30, 90]
     assert all(each["count"] == 0 for each in store["kept"])
+
+
+def test_without_a_built_page_the_api_works_and_the_way_to_build_it_is_said(client, tmp_path):
+    with mock.patch("perdure.dashboard.app.STATIC", tmp_path):
+        assert "make ui" in client.get("/").text
+        assert read(client, "/home")["counts"]
+        report = client.get(f"{API}/run/report", params={"id": "o-1"})
+    assert (report.status_code, "make ui" in report.text) == (400, True)
 
 
 def test_a_dead_letter_is_unknown_until_there_is_one(client):

@@ -349,6 +349,47 @@ def test_new_runs_are_counted_and_do_not_move_the_list(served, tab):
 
 
 @once
+def test_an_action_for_many_can_be_stopped_and_lists_what_could_not_be_done(served, tab):
+    pairs = [(f"stop-{n}", (f"big-{n}", ["lamp"])) for n in range(51)]
+    served.loop.run(served.runtime.start_many(shop.checkout, pairs))
+    page, held = tab.visit("/runs?q=id:stop-*"), []
+
+    def hold(route):
+        held.append(route)
+
+    dialog = page.get_by_role("dialog")
+    tab.press("Pause")
+    dialog.get_by_role("button", name="Pause 51 runs").wait_for()
+    page.route(re.compile("/api/v1/bulk$"), hold)
+    with page.expect_request(re.compile("/api/v1/bulk$")):
+        dialog.get_by_role("button", name="Pause 51 runs").click()
+    dialog.get_by_role("button", name="Stop").click()
+    held.pop().continue_()
+    tab.see("50 runs done, stopped before 1 others")
+    page.unroute_all()
+
+    tab.visit("/runs?q=id:o-1")
+    page.get_by_label("Select o-1").check()
+    tab.press("Pause")
+    dialog.get_by_role("button", name="Pause 1 run").click()
+    dialog.get_by_text("1 could not be done").wait_for()
+    dialog.get_by_role("link", name="o-1").wait_for()
+    dialog.get_by_role("button", name="Close").click()
+
+
+@once
+def test_without_a_stream_the_page_reads_every_ten_seconds(served, new_tab):
+    tab = new_tab(served.tab.address)
+    tab.page.route(re.compile("/api/v1/stream"), lambda route: route.abort())
+    tab.page.clock.install()
+    tab.load("/store")
+    tab.see("Dead letters")
+    for _ in range(3):
+        with tab.page.expect_request(re.compile("/api/v1/store$")):
+            tab.page.clock.run_for(10_000)
+
+
+@once
 def test_what_was_chosen_for_an_event_is_shown_and_sent(served, tab):
     served.loop.run(served.runtime.start(shop.long_history, 1, id="choose-1"))
     page = tab.visit("/run?id=choose-1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from unittest import mock
 
 import pytest
 from starlette.requests import Request
@@ -111,6 +112,14 @@ def test_payloads_can_be_hidden(shop_runtime):
 def test_a_large_body_is_refused(client):
     body = {"id": "big-1", "name": "x", "value": "x" * BODY_BYTES_MAX}
     assert client.post(f"{API}/run/send", json=body, headers=WRITE).status_code == 413
+
+
+def test_too_many_requests_at_once_and_open_pages_are_asked_to_come_again(client):
+    for limit, path in (("app.WAITING_MAX", "/home"), ("live.STREAMS_MAX", "/stream")):
+        with mock.patch(f"perdure.dashboard.{limit}", 0):
+            response = client.get(API + path)
+        assert (response.status_code, response.json()["error"]) == (503, "Busy")
+        assert int(response.headers["retry-after"]) > 0
 
 
 def test_a_caller_with_too_many_requests_is_asked_to_wait():

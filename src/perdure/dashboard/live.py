@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     from perdure.dashboard.service import Service
 
 LOOK_SECONDS: Final = 2.0
-COST_SHARE: Final = 30
-"""Between two looks, and between two moments at which tabs are told, lies this multiple of the time
-that the look, or the reads of the tabs, took."""
+LOOK_SHARE: Final = 20
+"""Between two looks lies this multiple of the time that a look took, so that a large store is asked
+less often."""
+READ_SHARE: Final = 100
+"""Between two moments at which tabs are told lies this multiple of the time that their reads took,
+without the time of sending the answers."""
 PACE_SECONDS: Final = 0.25
 PACE_SECONDS_MAX: Final = 5.0
 PING_SECONDS: Final = 15.0
@@ -65,6 +68,7 @@ class Changes:
         self._last: object = None
         """The counts and changes of the last look. They stay when the last tab is closed."""
         self._news = asyncio.Event()
+        self._can_tell = asyncio.Event()
         self._reads = 0
         self._reading_since = 0.0
         self._spent = 0.0
@@ -151,29 +155,31 @@ class Changes:
                 self._service.shared.clear()
                 self._note("counts")
             took = time.monotonic() - began
-            await asyncio.sleep(max(LOOK_SECONDS, COST_SHARE * took))
+            await asyncio.sleep(max(LOOK_SECONDS, LOOK_SHARE * took))
 
     async def _follow(self, instance_id: str) -> None:
-        """Watch one instance."""
-        with self._service.provider.watch(instance_id) as watch:
-            while True:
-                while not await watch.wait(30_000):
-                    pass
+        """Watch one instance, but not while its tabs could not be told: each wake-up costs."""
+        while True:
+            with self._service.provider.watch(instance_id) as watch:
                 self._service.shared.drop(instance_id)
                 self._note("run", instance_id)
-                await asyncio.sleep(PACE_SECONDS)
+                while not await watch.wait(30_000):
+                    pass
+            await self._can_tell.wait()
 
     async def _tell(self) -> None:
         """Wake the tabs that have topics, with a pause that grows with the cost of their reads."""
         while True:
+            self._can_tell.set()
             await self._news.wait()
             self._news.clear()
+            self._can_tell.clear()
             before = self._spent
             for tab in self._tabs:
                 if tab.topics:
                     tab.wake.set()
             await asyncio.sleep(PACE_SECONDS)
-            pause = min(PACE_SECONDS_MAX, COST_SHARE * (self._spent - before))
+            pause = min(PACE_SECONDS_MAX, READ_SHARE * (self._spent - before))
             await asyncio.sleep(max(0.0, pause - PACE_SECONDS))
 
 
