@@ -255,6 +255,7 @@ def test_forms_come_from_the_types_of_the_code(client):
     checkout = next(
         each for each in read(client, "/definitions")["definitions"] if each["name"] == "checkout"
     )
+    assert [each["type"] for each in checkout["parameters"]] == ["str", "list[str]"]
     assert [each["schema"] for each in checkout["parameters"]] == [
         {"type": "string"},
         {"type": "array", "items": {"type": "string"}},

@@ -15,6 +15,7 @@ from perdure.client.search import similar_ids
 from perdure.dashboard.security import LOCAL
 from perdure.errors import InvalidValue, NotFound
 from perdure.limits import check_id
+from perdure.model.failures import own_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -181,8 +182,10 @@ class Service:
 
     def failure(self, failure: Failure | None) -> Failure | None:
         """Return a failure as a page may show it."""
-        if failure is None or self._redact is None:
-            return failure
+        if failure is None:
+            return None
+        if self._redact is None:
+            return msgspec.structs.replace(failure, traceback=own_frames(failure.traceback))
         hidden = str(self._redact("error", failure.message))
         return msgspec.structs.replace(
             failure, message=hidden, traceback="", detail="", origin="", raised=None

@@ -255,7 +255,7 @@ async def _definition(service: Service, name: str, version: str, served: int) ->
         else:
             types = get_type_hints(code.fn, include_extras=True)
             parameters = [
-                _parameter(each, types.get(each.name, Any))
+                _parameter(each, types.get(each.name, Any), code.fn.__module__)
                 for each in inspect.signature(code.fn).parameters.values()
                 if each.name != "self"
             ]
@@ -272,20 +272,16 @@ async def _definition(service: Service, name: str, version: str, served: int) ->
     )
 
 
-def _parameter(parameter: inspect.Parameter, type_: Any) -> Parameter:
+def _parameter(parameter: inspect.Parameter, type_: Any, module: str) -> Parameter:
     annotation, schema = parameter.annotation, schema_of(type_)
     required = parameter.default is inspect.Parameter.empty
     if not required:
         with suppress(TypeError):  # a default that JSON does not know is not shown
             schema = {**(schema or {}), "default": msgspec.to_builtins(parameter.default)}
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    is_any = annotation is inspect.Parameter.empty
-    return Parameter(
-        parameter.name,
-        "any" if is_any else text or str(annotation),
-        required,
-        schema,
-    )
+    text = "any" if annotation is inspect.Parameter.empty else annotation
+    if not isinstance(text, str):
+        text = inspect.formatannotation(annotation, module)
+    return Parameter(parameter.name, text, required, schema)
 
 
 def schema_of(type_: Any) -> dict[str, Any] | None:

@@ -190,15 +190,14 @@ export function WorkersPage() {
           No worker is running. Start one: <code>perdure worker MODULE</code>
         </p>
       ) : (
-        <div class="scroll" tabIndex={0} role="region" aria-label="Workers">
-        <table>
+        <table class="stack">
           <thead>
             <tr>
               <th>Worker</th>
               <th>Host</th>
               <th>Busy</th>
               <th>Started</th>
-              <th>Seen</th>
+              <th>Last seen</th>
               <th>Serves</th>
             </tr>
           </thead>
@@ -212,8 +211,8 @@ export function WorkersPage() {
                 <td>
                   <meter min={0} max={worker.slots} value={worker.busy} aria-label="Busy slots" /> {worker.busy} of {worker.slots}
                 </td>
-                <td>{ago(worker.started_at)}</td>
-                <td>{ago(worker.seen_at)}</td>
+                <td data-label="started">{ago(worker.started_at)}</td>
+                <td data-label="last seen">{ago(worker.seen_at)}</td>
                 <td>
                   <details>
                     <summary>
@@ -227,7 +226,6 @@ export function WorkersPage() {
             ))}
           </tbody>
         </table>
-        </div>
       )}
     </>
   );

@@ -150,8 +150,8 @@ export function RunsPage() {
       </nav>
       {may("admin") && (
         <div class="bulk">
-          <span class="dim">{chosen.size ? `${chosen.size} selected` : q ? "All that match" : "Select rows, or search, to act on many"}</span>
-          {(chosen.size || q ? actions : []).map((action) => (
+          <span class="dim">{chosen.size ? `${chosen.size} selected` : q && !error ? "All that match" : "Select rows, or search, to act on many"}</span>
+          {(chosen.size || (q && !error) ? actions : []).map((action) => (
             <button key={action} class="small" onClick={() => void bulk(action, targets, () => void load())}>
               {title(action)}
             </button>
