@@ -176,21 +176,19 @@ class Housekeeping:
         self._has_warned = False
 
     def start(self) -> None:
-        options, later = self._options, _FIRST_SECONDS
-        periods: tuple[tuple[Callable[[], Awaitable[object]], float, float], ...] = (
-            (self._announce, 0, _ANNOUNCE_SECONDS),
-            (self._renew_sessions, later, in_seconds(options.session_lock_timeout) * 0.4),
-            (
-                self._provider.cleanup_orphaned_sessions,
-                later,
-                in_seconds(options.session_idle_timeout),
-            ),
-            (self.retry_blocked, later, _UNBLOCK_SECONDS),
-            (self.delete_ended, later, _DELETE_SECONDS),
-        )
+        options, later, provider = self._options, _FIRST_SECONDS, self._provider
+        renew_seconds = in_seconds(options.session_lock_timeout) * 0.4
+        periods: list[tuple[Callable[[], Awaitable[object]], float, float]] = [
+            (self._renew_sessions, later, renew_seconds),
+            (provider.cleanup_orphaned_sessions, later, in_seconds(options.session_idle_timeout)),
+        ]
+        if provider.capabilities.admin:
+            periods.insert(0, (self._announce, 0, _ANNOUNCE_SECONDS))
+            periods.append((self.retry_blocked, later, _UNBLOCK_SECONDS))
+            if self._describe().keep:
+                periods.append((self.delete_ended, later, _DELETE_SECONDS))
         loop = asyncio.get_running_loop()
-        chosen = periods if self._describe().keep else periods[:-1]
-        self._tasks = [loop.create_task(self._repeat(*each)) for each in chosen]
+        self._tasks = [loop.create_task(self._repeat(*each)) for each in periods]
 
     def abort(self) -> None:
         for task in self._tasks:
@@ -219,8 +217,6 @@ class Housekeeping:
             log.exception("housekeeping failed")
 
     async def _announce(self) -> None:
-        if not self._provider.capabilities.admin:
-            return
         admin = self._provider.admin
         me = self._describe()
         if self._is_announced and not self._has_warned:
@@ -257,8 +253,6 @@ class Housekeeping:
 
         So a deploy of fixed code needs no further step.
         """
-        if not self._provider.capabilities.admin:
-            return
         admin = self._provider.admin
         query = InstanceQuery(statuses=frozenset({Status.BLOCKED}))
         async for info in read_instances(admin, query):
@@ -272,8 +266,6 @@ class Housekeeping:
         Each tree goes in one transaction that finds all of it ended, so two workers may do this at
         once. A worker that leaves it to another one does nothing.
         """
-        if not self._provider.capabilities.admin:
-            return
         admin = self._provider.admin
         others = [each for each in await admin.list_workers() if each.worker_id != self._owner]
         share = share_out([*others, self._describe()])[self._owner]

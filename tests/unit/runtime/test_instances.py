@@ -61,3 +61,26 @@ def test_an_instance_that_is_not_in_the_cache_changes_nothing(cache):
     cache.forget(other)
 
     assert cache.room == 9
+
+
+def test_the_events_of_turns_are_given_back_when_the_instance_leaves(cache):
+    live = instance("a", 40)
+    cache.add(live)
+    cache.used(live, 1, 60)
+    assert cache.room == 0
+    cache.forget(live)
+    cache.add(instance("b", 99))
+
+    assert cache.room == 9
+
+
+def test_an_instance_is_idle_since_its_last_turn(cache):
+    for number, name in enumerate("abc"):
+        live = instance(name, 1)
+        cache.add(live)
+        cache.used(live, number, 1)
+    cache.used(cache.get("a"), 5, 1)
+
+    assert [live.instance_id for live in cache.idle_since(1)] == ["b"]
+    assert [live.instance_id for live in cache.idle_since(5)] == ["b", "c", "a"]
+    assert cache.oldest_idle() is cache.get("b")
