@@ -316,7 +316,7 @@ async def resume(session: Session, instance_id: str) -> None:
 @click.option(
     "--leave-out",
     metavar="NAME",
-    help="Not again: the last event or message of this name, which did not fit.",
+    help="Leave out the last event or message of this name that the code received.",
 )
 async def retry(session: Session, instance_id: str, *, leave_out: str | None) -> str | None:
     """Let instances go on from where they failed, were blocked, cancelled or terminated.
@@ -406,9 +406,9 @@ def rerun(
 
     All its activities run again, with new idempotency keys: perdure retry goes on instead.
 
-    With --from-event, steps that were open then are asked for again and everything later is
-    forgotten. Name the code with -m so that these steps get back their retries and time limits.
-    Payloads that a codec seals are copied with the codec at the top of that module.
+    With --from-event, the new instance keeps the history up to that event, and steps that were open
+    then run again. Name the code with -m so that these steps keep their retries and time limits,
+    and for payloads that a codec of that module encrypts.
     """
     if from_event is not None and (input_text is not None or version is not None):
         raise UsageError("--from-event keeps input and version: the past was made with them")

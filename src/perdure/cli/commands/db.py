@@ -63,10 +63,11 @@ db = Group("db", help="Look after the store as a whole.")
 )
 @output_option("table", "json")
 async def info(session: Session, output: str) -> None:
-    """Show where the data lies, in which shape, and how much there is.
+    """Show the place, the schema and the size of the store.
 
-    Also how long what has ended is kept, and how many roots are due to be deleted: as the workers
-    say, or keep in pyproject.toml [tool.perdure] if no worker runs.
+    It also shows how long ended instances are kept, and how many roots are due to be deleted. These
+    times come from the running workers, or from keep in pyproject.toml [tool.perdure] if no worker
+    runs.
     """
     document = await _document(session)
     if output == "json":
@@ -173,7 +174,7 @@ def _show_due(url: str, output: str) -> None:
 @click.option("--quick", is_flag=True, help="Only the store itself, not every history.")
 @output_option("table", "json")
 async def check(session: Session, quick: bool, output: str) -> int:
-    """Read the whole store and say what is damaged. Nothing is changed; exit code 1 if so.
+    """Read the whole store and say what is damaged: exit code 1. Nothing is changed.
 
     Payloads that a codec has sealed are checked for their form only.
     """
@@ -328,8 +329,8 @@ class BacksUp(Protocol):
 async def backup(session: Session, target: str, output: str) -> None:
     """Copy the store, as of now, to the new file or directory TARGET.
 
-    SQLite does so while workers go on; a filesystem store must not be in use. The copy is checked:
-    of a damaged store nothing is written, and the exit code is 1, so that no good backup is
+    A SQLite store may be in use by workers, a directory store must not. The copy is checked. If the
+    store is damaged, nothing is written and the exit code is 1, so that a good backup is not
     replaced by a damaged one.
     """
     directory = session.settings.directory
@@ -435,8 +436,8 @@ async def _into_directory(origin: Provider, target: Path) -> None:
 def unmove(yes: bool, output: str) -> None:
     """Take back the mark of db copy --move: the store is used again.
 
-    For a move that was killed and whose target is lost, or that should not have been. Work that has
-    gone on at the new place would be done a second time here.
+    Use it for a move that was killed and whose target is lost, or for a move by mistake. Work that
+    has continued at the new place would be done a second time here.
     """
     url = current_settings().existing_store()
     refuse_memory(url)

@@ -126,7 +126,7 @@ async def next_slots(session: Session, schedule_id: str, count: int, output: str
 @_ID
 @click.option("--reason", default="", help="Shown until it is resumed.")
 async def pause(session: Session, schedule_id: str, reason: str) -> None:
-    """Start no more instances until resume. Slots of the meantime are skipped."""
+    """Start no more instances until resume. Slots during the pause are skipped."""
     await session.client.schedules.pause(schedule_id, reason)
     print_done(f"paused {schedule_id}")
     await _warn_without_worker(session)

@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 async def show(session: Session, instance_id: str, is_whole: bool, output: str) -> None:
     """Say what an instance is doing or waiting for, and since when; show its steps.
 
-    Of one that has ended it says until when the workers keep it, or keep in pyproject.toml
-    [tool.perdure] if no worker runs.
+    For an ended instance it says until when it is kept: by the running workers, or by keep in
+    pyproject.toml [tool.perdure] if no worker runs.
     """
     details = await session.details(instance_id)
     deleted_ms = deleted_at_ms(details.info, session.retentions(details.around.workers))

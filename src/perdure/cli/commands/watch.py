@@ -89,7 +89,10 @@ _PLAIN_LIVE: Final[dict[str, Any]] = {
 )
 @click.argument("instance_id", metavar="[ID]", required=False, shell_complete=complete_ids)
 async def watch(session: Session, instance_id: str | None) -> int:
-    """Follow an instance until it ends (exit 4 if not well), or the whole store until Ctrl-C."""
+    """Follow an instance until it ends, or the whole store until Ctrl-C.
+
+    Exit code 4 if the instance failed, was cancelled or terminated.
+    """
     if instance_id is None:
         return await _watch_store(session)
     if is_terminal():

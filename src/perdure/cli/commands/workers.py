@@ -110,8 +110,10 @@ def worker(
 
     A Codec at the top of the module is used for all payloads, each Schedule there is declared, and
     an async def lifespan(runtime) opens pools and clients. keep in pyproject.toml [tool.perdure]
-    says how long what has ended is kept. SIGTERM or Ctrl-C drains the worker: running activities
-    may finish, and no new work is taken. A second one ends it at once.
+    says how long ended instances are kept.
+
+    SIGTERM or Ctrl-C drains the worker: running activities may finish, and no new work is taken. A
+    second one ends it at once.
     """
     from perdure.cli.modules import load_codec, load_handlers, load_schedules
     from perdure.runtime.runtime import Runtime
@@ -314,9 +316,9 @@ _WORKER_OPTIONS: Final = ("--lock", "3s", "--drain", f"{_DRAIN_SECONDS}s", "--al
 def dev(modules: tuple[str, ...], log_level: str) -> None:
     """Run a worker for MODULE and restart it whenever a Python file changes here.
 
-    Instances in flight go on with the new code; one that it cannot repeat is Blocked, intact, and
-    goes on when the code fits again. Every turn replays, so that code which does not repeat itself
-    is found while you write it.
+    Instances in flight continue with the new code. If it does not fit the history of an instance,
+    the instance is Blocked, and continues when the code fits again. Every turn replays, so that
+    code which does not repeat itself is found while you write it.
     """
     settings = current_settings()
     named = settings.modules(modules)
