@@ -191,6 +191,12 @@ def parse_search(text: str, now_ms: int) -> Selection:
     for word in words:
         qualifier, colon, value = word.partition(":")
         if not colon:
+            name, equals, wanted = word.partition("=")
+            if equals and name in QUALIFIERS:
+                raise InvalidValue(
+                    f"write {name}:{wanted} with a colon. To search for the text itself: "
+                    f"text:{shlex.quote(word)}"
+                )
             texts.append(word)
         elif not value:
             raise InvalidValue(f"{word!r} has no value; write e.g. {qualifier}:something")

@@ -68,6 +68,13 @@ def test_words_without_a_qualifier_are_searched_for():
     assert len(selection.tests) == 1
 
 
+def test_a_qualifier_with_an_equals_sign_is_not_searched_for():
+    with pytest.raises(InvalidValue, match=r"write name:order\* with a colon.*text:'name=order\*'"):
+        parse_search("name=order*", NOW)
+
+    assert parse_search("a=b", NOW).query.text == "a=b"
+
+
 def test_a_quoted_colon_is_searched_for_with_text():
     assert parse_search("text:'error: 42'", NOW).query.text == "error: 42"
 
