@@ -107,12 +107,9 @@ def _check_hot_path(commit: TurnCommit) -> None:
 def check_metadata(metadata: ExecutionMetadata) -> None:
     if metadata.name is not None:
         check_id(metadata.name, "name")
-        if metadata.version is not None:
-            check_id(metadata.version, "version")
     elif metadata.version is not None:
         raise InvalidValue(f"the version {metadata.version!r} needs a name beside it")
-    if metadata.parent_instance_id is not None:
-        check_id(metadata.parent_instance_id, "parent")
+    _check_optional_ids(version=metadata.version, parent=metadata.parent_instance_id)
     status = metadata.status
     if status is not None and status is not Status.RUNNING and not status.ends_execution:
         raise InvalidValue(f"a turn leaves its execution running or ended, not {status}")
@@ -143,8 +140,7 @@ def check_message(message: OrchestratorMessage) -> None:
     check_id(message.instance_id, "instance id")
     check_id(message.kind, "kind")
     check_text(message.body, "body of a message")
-    if message.visible_at_ms is not None:
-        check_number(message.visible_at_ms, "visible_at_ms", minimum=-_INTEGER_MAX)
+    _check_optional_number(message.visible_at_ms, "visible_at_ms", minimum=-_INTEGER_MAX)
     if message.start is not None:
         start = message.start
         check_id(start.name, "name")
@@ -162,8 +158,7 @@ def check_enqueue(
     delay_ms: int | None,
     condition: EnqueueCondition | None,
 ) -> None:
-    if delay_ms is not None:
-        check_number(delay_ms, "delay_ms", minimum=0)
+    _check_optional_number(delay_ms, "delay_ms")
     needs_start = condition in {EnqueueCondition.ABSENT, EnqueueCondition.REPLACE}
     for message in messages:
         check_message(message)
@@ -197,8 +192,7 @@ def check_work(message: WorkerMessage) -> None:
     if message.session_id is not None:
         check_id(message.session_id, "session")
     check_text(message.tag, "tag", TAG_BYTES_MAX)
-    if message.visible_at_ms is not None:
-        check_number(message.visible_at_ms, "visible_at_ms", minimum=-_INTEGER_MAX)
+    _check_optional_number(message.visible_at_ms, "visible_at_ms", minimum=-_INTEGER_MAX)
     if message.claim is not None:
         check_id(message.claim.lock_token, "lock token")
         check_number(message.claim.lock_timeout_ms, "lock_timeout_ms", minimum=1)
@@ -274,8 +268,7 @@ def check_session_fetch(session: SessionFetch | None) -> None:
 
 
 def check_abandon(delay_ms: int | None, block: Block | None = None) -> None:
-    if delay_ms is not None:
-        check_number(delay_ms, "delay_ms", minimum=0)
+    _check_optional_number(delay_ms, "delay_ms")
     if block is not None:
         for text in (block.message, str(block.detail), block.code):
             check_text(text, "block")
@@ -283,8 +276,7 @@ def check_abandon(delay_ms: int | None, block: Block | None = None) -> None:
 
 def check_history_page(after_event_id: int, limit: int | None) -> None:
     check_number(after_event_id, "after_event_id", minimum=0)
-    if limit is not None:
-        check_number(limit, "limit", minimum=1)
+    _check_optional_number(limit, "limit", minimum=1)
 
 
 def check_page(limit: int, maximum: int = PAGE_ITEMS_MAX) -> None:
@@ -297,8 +289,7 @@ def check_bulk_limit(limit: int | None) -> None:
 
 
 def check_prune_options(options: PruneOptions) -> None:
-    if options.keep_last is not None:
-        check_number(options.keep_last, "keep_last", minimum=0)
+    _check_optional_number(options.keep_last, "keep_last")
 
 
 def check_worker(worker: WorkerInfo, ttl_ms: int) -> None:
@@ -377,6 +368,11 @@ def _check_kv_change(change: KvChange) -> None:
     if isinstance(change, KvSet):
         check_text(change.value, "value", KV_VALUE_BYTES_MAX)
         check_number(change.updated_at_ms, "updated_at_ms", minimum=0)
+
+
+def _check_optional_number(value: int | None, what: str, minimum: int = 0) -> None:
+    if value is not None:
+        check_number(value, what, minimum=minimum)
 
 
 def _check_optional_ids(**ids: str | None) -> None:

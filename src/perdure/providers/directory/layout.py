@@ -44,19 +44,8 @@ DIRECTORIES: Final = (
 """Parents before children: the order of creation."""
 
 OWN_NAMES: Final = frozenset(
-    {
-        STORE_FILE,
-        README_FILE,
-        LOCK_FILE,
-        SESSIONS_FILE,
-        WORKERS_FILE,
-        JOURNAL,
-        INSTANCES,
-        ARCHIVE,
-        "queues",
-        SCRATCH,
-    }
-)
+    {STORE_FILE, README_FILE, LOCK_FILE, SESSIONS_FILE, WORKERS_FILE, ARCHIVE}
+).union(path.partition("/")[0] for path in DIRECTORIES)
 """The names in the root. A directory with any other name in it does not become a store."""
 
 _NOT_SLUG = re.compile(r"[^a-z0-9]+")
