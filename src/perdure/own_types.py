@@ -135,8 +135,8 @@ class OwnTypes:
         data = self.write(value, type(value).__qualname__)
         if data is None:
             raise TypeError(
-                f"{type(value).__qualname__} cannot be written as JSON; a CodecType of your codec "
-                "can say how"
+                f"{type(value).__qualname__} cannot be written as JSON; use a dataclass or "
+                "plain values instead, or give the codec a CodecType for it"
             )
         return msgspec.Raw(data)
 
