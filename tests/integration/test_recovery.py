@@ -21,7 +21,8 @@ from perdure import (
     wait_for_event,
 )
 from perdure.clock import ManualClock
-from perdure.errors import StoreClosed
+from perdure.errors import StoreBusy, StoreClosed
+from perdure.testing.crashes import intercept
 
 
 @activity
@@ -226,3 +227,33 @@ def execute(path, statement):
         return connection.execute(statement).fetchall()
     finally:
         connection.close()
+
+
+@orchestration
+async def one_step() -> int:
+    return await echo(7)
+
+
+@pytest.mark.parametrize("verb", ["start_orchestration_item", "ack_orchestration_item"])
+async def test_work_of_a_commit_whose_answer_is_lost_runs_when_its_lock_ends(
+    verb, make_every_store
+):
+    """The fetch that waits began before the work was claimed, and ends long after its lock."""
+    lost = []
+
+    async def lose_one(called, call):
+        answer = await call()
+        if called == verb and not lost:
+            lost.append(called)
+            raise StoreBusy(called, "the answer is lost")
+        return answer
+
+    options = RuntimeOptions(
+        poll_interval=3600, activity_lock_timeout=0.5, orchestration_lock_timeout=0.5
+    )
+    provider = intercept(make_every_store(), lose_one)
+    async with Runtime(provider, [one_step, echo], options=options) as runtime:
+        delay = 0.1 if verb.startswith("ack") else None  # a delayed start is fetched
+        handle = await runtime.start(one_step, delay=delay)
+        assert await handle.result(HANG_SECONDS) == 7
+    assert lost

@@ -76,8 +76,9 @@ class ActivityDispatcher:
         self._unregistered = worker.unregistered
         self._fetch_errors = FetchErrors("activities", worker)
         self.attempts = Attempts(worker, self._heartbeat)
-        self._poll_ms = in_milliseconds(options.poll_interval)
         self._lock_ms = in_milliseconds(options.activity_lock_timeout)
+        # A fetch does not hear of locks made while it waits; the next one sees when they expire.
+        self._poll_ms = min(in_milliseconds(options.poll_interval), self._lock_ms)
         self._session_lock_ms = in_milliseconds(options.session_lock_timeout)
         self._names = worker.registry.activity_names
         self._takes = options.tags.matches

@@ -150,8 +150,9 @@ class OrchestrationDispatcher:
             framework_versions=(VersionRange(minimum=(0, 0, 0), maximum=FRAMEWORK_VERSION),),
             handlers=worker.registry.startable_keys,
         )
-        self._poll_ms = in_milliseconds(options.poll_interval)
         self._lock_ms = in_milliseconds(options.orchestration_lock_timeout)
+        # A fetch does not hear of locks made while it waits; the next one sees when they expire.
+        self._poll_ms = min(in_milliseconds(options.poll_interval), self._lock_ms)
         self._keeps_locks = worker.provider.capabilities.hot_path and not options.always_replay
         self._live = LiveCache(
             options.cached_instances, options.cached_events, activities.enqueue_completion

@@ -93,7 +93,8 @@ class RuntimeOptions:
     turn_warn_after: Duration = limits.TURN_WARN_SECONDS
     turn_abort_after: Duration = limits.TURN_ABORT_SECONDS
     poll_interval: Duration = 30.0
-    """Longest wait of one fetch. The store wakes it as soon as there is work."""
+    """Longest wait of one fetch, but at most a lock timeout. The store wakes it when there is
+    work."""
     housekeeping: bool = True
     """Announce this worker, renew its sessions, retry Blocked instances with other code, and delete
     what is no longer kept."""
@@ -213,7 +214,7 @@ class FetchErrors:
         self._backoff = Backoff()
 
     def reset(self) -> None:
-        """A fetch has succeeded."""
+        """Note that a fetch has succeeded."""
         self._backoff.reset()
 
     def delay_after(self, error: BaseException) -> float:
