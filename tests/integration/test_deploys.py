@@ -104,8 +104,8 @@ async def test_a_waiter_for_a_blocked_instance_learns_why(caplog):
 
         with pytest.raises(
             WaitTimeout,
-            match="goes on: Blocked for .*: its code no longer does what its history says: "
-            "orchestration 'flow'",
+            match=r"goes on: Blocked for .*: its code no longer does what its history says: "
+            r"orchestration 'flow'",
         ):
             await broken.get("f").result(0.05)
         with pytest.raises(WaitTimeout, match="has not set"):
