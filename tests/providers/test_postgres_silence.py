@@ -357,13 +357,14 @@ def test_listening_is_tried_again_however_late_the_silence_is_noticed(schema: st
     [
         (b"SELECT", lambda provider: provider.open()),
         (b"pg_namespace", lambda provider: provider.open()),
-        (b"pg_namespace", lambda provider: provider.migrate(dry_run=True)),
-        (b"pg_namespace", lambda provider: provider.migrate()),
+        (b"to_jsonb", lambda provider: provider.migrate(dry_run=True)),
+        (b"BEGIN", lambda provider: provider.migrate(dry_run=True)),
+        (b"to_jsonb", lambda provider: provider.migrate()),
         (b"BEGIN", lambda provider: provider.migrate()),
         (b"pg_advisory_xact_lock", lambda provider: provider.migrate()),
         (b"CREATE TABLE", lambda provider: provider.migrate()),
     ],
-    ids=["store", "migrations", "dry run", "migrate", "begin", "lock", "apply"],
+    ids=["store", "schema", "dry run", "begin dry run", "migrate", "begin", "lock", "apply"],
 )
 def test_opening_gives_up_when_nothing_is_said_after_the_greeting(
     word: bytes, call: Callable[[PostgresProvider], Awaitable[object]]

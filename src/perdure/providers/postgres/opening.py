@@ -190,8 +190,9 @@ async def pending(connection: AsyncConnection[Any], address: StoreAddress) -> Se
 
 async def _read_state(connection: AsyncConnection[Any], address: StoreAddress) -> SchemaState:
     try:
-        async with connection.transaction():  # an error ends only this one
-            return _state_in(await _ask(connection, address, _READ_STATE))
+        with answer_within(connection, address.answer_seconds):
+            async with connection.transaction():  # an error ends only this one
+                return _state_in(await _ask(connection, address, _READ_STATE))
     except _NOT_THERE:
         return SchemaState()
 
