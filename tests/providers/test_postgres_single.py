@@ -101,7 +101,7 @@ class Store:
 
     def raise_events(self, number: int) -> None:
         """Send one message, or two, which take the general form."""
-        row = records.message_row(raised("x"), None)
+        row = msgspec.structs.asdict(raised("x"))
         self._send(statements.ENQUEUE_MESSAGES, row, 0, copies=number)
 
     def deliver(self) -> None:

@@ -155,10 +155,12 @@ async def repeat(
     attempt: Callable[[bool], Awaitable[_Answer]],
     *,
     was_sent: bool = False,
+    is_commit: bool = False,
 ) -> _Answer:
     """Repeat ``attempt`` while that can help, but not longer than that; raise ``refusal`` then.
 
-    ``attempt`` is told whether its statement may have run before.
+    ``attempt`` is told whether its statement may have run before. The error of a commit whose
+    answer was lost says that it may have been applied.
     """
     backoff = Backoff(seconds)
     while True:
@@ -166,9 +168,14 @@ async def repeat(
             return await attempt(was_sent)
         except (psycopg.Error, OSError, UnicodeDecodeError) as error:
             remedy = remedy_for(error)
-            if remedy is Remedy.NONE or not await backoff.pause():
-                raise refusal(operation, error, location) from error
             was_sent = was_sent or remedy is Remedy.RECONNECT
+            if remedy is Remedy.NONE:
+                raise refusal(operation, error, location) from error
+            if not await backoff.pause():
+                told = refusal(operation, error, location)
+                if is_commit and was_sent and isinstance(told, ProviderError):
+                    told = _outcome_unknown(operation, told)
+                raise told from error
 
 
 def asks_for_patience(error: BaseException) -> bool:
@@ -253,7 +260,7 @@ def _advice(error: BaseException) -> str:
     return "; is the server up and reachable?"
 
 
-def outcome_unknown(operation: str, error: ProviderError) -> ProviderError:
+def _outcome_unknown(operation: str, error: ProviderError) -> ProviderError:
     """Return the same error with a text that says that the call may have been applied."""
     return type(error)(
         operation, f"{error.message}; it is not known whether the call was applied", retryable=True

@@ -335,9 +335,6 @@ class _Fetcher(Generic[_WantT, _ItemT]):
             self._fetch, give_back, lambda: store.poll_seconds, self._at_once_max
         )
 
-    async def fetch(self, want: _WantT, limit: int, poll_timeout_ms: int) -> list[_ItemT]:
-        return await self.coalescer.fetch(want, limit, poll_timeout_ms / 1000)
-
     async def _fetch(self, want: _WantT, number: int) -> FetchResult[_ItemT]:
         raise NotImplementedError
 

@@ -21,15 +21,12 @@ from perdure.errors import (
     InvalidValue,
     LockLost,
     PerdureError,
-    ProviderError,
 )
 from perdure.providers import rules
 from perdure.providers.postgres.faults import (
-    Backoff,
     Remedy,
-    outcome_unknown,
-    refusal,
     remedy_for,
+    repeat,
     violated,
 )
 
@@ -208,7 +205,7 @@ class CommitPipeline:
         try:
             statement, parameters = self._call_of(lane, batch, again=False)
         except Exception as failure:  # noqa: BLE001 - the lane must become idle again
-            _fail(batch, failure, failure)
+            _fail(batch, failure)
             self._finish(lane, batch)
             return
         sent_at = time.monotonic()
@@ -290,20 +287,40 @@ class CommitPipeline:
         error: BaseException | None = None,
         sent_at: float | None = None,
     ) -> None:
+        """Commit a batch; if it was sent already, ``error`` and ``sent_at`` tell of that.
+
+        The answer can be the stored one of the first try, with the time that it was then.
+        """
+
+        async def attempt(again: bool) -> bytes:
+            nonlocal error, sent_at
+            if error is not None:
+                failure, error = error, None
+                raise failure
+            if sent_at is None or not again:
+                sent_at = time.monotonic()
+            statement, parameters = self._call_of(lane, batch, again=again)
+            return await self._pool.call_once(name, statement, parameters)
+
+        name = batch[0].name
         try:
-            text, sent_at = await self._send(lane, batch, error, sent_at)
-        except psycopg.Error as refused:
-            if len(batch) > 1:
+            text = await repeat(
+                name, self._pool.location, self._retry_seconds, attempt, is_commit=True
+            )
+        except Exception as failure:  # noqa: BLE001 - the lane must become idle again
+            cause = failure.__cause__
+            cannot_be_written = (
+                isinstance(cause, psycopg.Error) and remedy_for(cause) is Remedy.NONE
+            )
+            if cannot_be_written and len(batch) > 1:
                 # One of them cannot be written. Sent alone, each operation gets its own answer.
                 for operation in batch:
                     lane.batch += 1
                     await self._commit(lane, [operation])
             else:
-                failure = refusal(batch[0].name, refused, self._pool.location)
-                _fail(batch, failure, refused)
-        except Exception as failure:  # noqa: BLE001 - the lane must become idle again
-            _fail(batch, failure, failure)
+                _fail(batch, failure)
         else:
+            assert sent_at is not None
             self._complete(batch, text, sent_at)
 
     def _complete(self, batch: list[Operation], text: bytes, sent_at: float) -> None:
@@ -311,7 +328,7 @@ class CommitPipeline:
             answer = _answers.decode(text)
             self._applied(answer, sent_at)
         except Exception as failure:  # noqa: BLE001 - the lane must become idle again
-            _fail(batch, failure, failure)
+            _fail(batch, failure)
             return
         refused = answer.refused or {}
         for position, operation in enumerate(batch):
@@ -332,41 +349,6 @@ class CommitPipeline:
         statement = self._statements(batch[0].template)
         return statement, (lane.name.encode(), number, mark, rows, b"%d" % parts)
 
-    async def _send(
-        self,
-        lane: _Lane,
-        batch: list[Operation],
-        error: BaseException | None,
-        sent_at: float | None,
-    ) -> tuple[bytes, float]:
-        """Return the answer, and the time at which its statement was first sent.
-
-        The answer can be the stored one of the first try, with the time that it was then.
-        Raises psycopg.Error if nothing was written and repeating cannot help.
-        """
-        name = batch[0].name
-        backoff = Backoff(self._retry_seconds)
-        is_unknown = False
-        while True:
-            try:
-                if error is not None:
-                    raise error
-                if sent_at is None or not is_unknown:
-                    sent_at = time.monotonic()
-                statement, parameters = self._call_of(lane, batch, again=is_unknown)
-                return await self._pool.call_once(name, statement, parameters), sent_at
-            except (psycopg.Error, OSError) as failure:
-                error = None
-                remedy = remedy_for(failure)
-                if remedy is Remedy.NONE and isinstance(failure, psycopg.Error):
-                    raise
-                is_unknown = is_unknown or remedy is Remedy.RECONNECT
-                if not await backoff.pause():
-                    told = refusal(name, failure, self._pool.location)
-                    if is_unknown and isinstance(told, ProviderError):
-                        told = outcome_unknown(name, told)
-                    raise told from failure
-
 
 def _check_weight(operation: Operation) -> None:
     if operation.weight > _ONE_BYTES_MAX:
@@ -377,9 +359,8 @@ def _check_weight(operation: Operation) -> None:
         )
 
 
-def _fail(batch: list[Operation], failure: Exception, cause: BaseException) -> None:
+def _fail(batch: list[Operation], failure: Exception) -> None:
     for operation in batch:
-        failure.__cause__ = cause if cause is not failure else None
         operation.fail(failure)
 
 

@@ -106,9 +106,11 @@ class PostgresProvider(Provider):
         )
         self._turn_tokens = TokenCache(lambda tokens: self._find(statements.FIND_TURNS, tokens))
         self._work_tokens = TokenCache(lambda tokens: self._find(statements.FIND_WORK, tokens))
-        self._turns = TurnFetcher(store, self._turn_tokens, self._give_back_turn, grace_ms)
-        self._work = WorkFetcher(store, self._work_tokens, self._give_back_work)
-        store.serve(self._turns.coalescer, self._work.coalescer)
+        self._turns = TurnFetcher(
+            store, self._turn_tokens, self._give_back_turn, grace_ms
+        ).coalescer
+        self._work = WorkFetcher(store, self._work_tokens, self._give_back_work).coalescer
+        store.serve(self._turns, self._work)
         self._admin = PostgresAdmin(store, self._turn_tokens)
         self._ask = store.ask
         self._send = store.pipeline.send
@@ -166,7 +168,7 @@ class PostgresProvider(Provider):
         owner: str | None,
     ) -> FetchedOrchestration | None:
         want = TurnWant(lock_timeout_ms, filter, owner)
-        found = await self._turns.fetch(want, 1, poll_timeout_ms)
+        found = await self._turns.fetch(want, 1, poll_timeout_ms / 1000)
         return found[0] if found else None
 
     def _ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> Awaitable[None]:
@@ -330,7 +332,7 @@ class PostgresProvider(Provider):
         activities: frozenset[str] | None,
     ) -> list[FetchedWork]:
         want = WorkWant(lock_timeout_ms, session, tags, activities)
-        return await self._work.fetch(want, limit, poll_timeout_ms)
+        return await self._work.fetch(want, limit, poll_timeout_ms / 1000)
 
     async def _ack_work_item(
         self,
@@ -413,7 +415,9 @@ class PostgresProvider(Provider):
 
         Of the messages of one ``call`` all are taken, or none.
         """
-        row = records.message_row(message, delay_ms)
+        row: dict[str, Any] = msgspec.structs.asdict(message)
+        if delay_ms is not None:
+            row["delay_ms"] = delay_ms
         template, parts, key = statements.ENQUEUE_MESSAGES, 0, ""
         match condition:
             case EnqueueCondition.ALIVE:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from perdure.providers.records import (
         KvChange,
         OrchestrationFilter,
-        OrchestratorMessage,
         TagFilter,
         TurnCommit,
     )
@@ -185,13 +184,6 @@ def weight_of(commit: TurnCommit) -> int:
         + sum(len(work.body) for work in commit.worker_items)
         + sum(len(message.body) for message in commit.orchestrator_items)
     )
-
-
-def message_row(message: OrchestratorMessage, delay_ms: int | None) -> dict[str, Any]:
-    row: dict[str, Any] = msgspec.structs.asdict(message)
-    if delay_ms is not None:
-        row["delay_ms"] = delay_ms
-    return row
 
 
 # --- filters

@@ -184,14 +184,13 @@ $$;
 
 CREATE OR REPLACE FUNCTION ends_execution(status text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT status IN ('Completed', 'Failed', 'Cancelled', 'Terminated', 'ContinuedAsNew')
+    SELECT is_final(status) OR status = 'ContinuedAsNew'
 $$;
 
 CREATE OR REPLACE FUNCTION shown_status(execution_status text, suspended boolean, blocked boolean)
 RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE
-        WHEN execution_status IN ('Completed', 'Failed', 'Cancelled', 'Terminated')
-            THEN execution_status
+        WHEN is_final(execution_status) THEN execution_status
         WHEN suspended THEN 'Paused'
         WHEN blocked THEN 'Blocked'
         ELSE coalesce(execution_status, 'Pending')
