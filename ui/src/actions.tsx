@@ -4,7 +4,7 @@ import { type Details, read, settings, write } from "./api";
 import { type Entered, Field, type Schema, blank, valueOf } from "./form";
 import { counted, json, quoted } from "./format";
 import { go, inFile, link } from "./place";
-import { Code, type Progress, ask, say } from "./parts";
+import { Code, type Progress, type Question, ask, say } from "./parts";
 
 const WORDS: Record<string, { title: string; body: string; danger?: boolean }> = {
   cancel: { title: "Cancel", body: "Its code gets CancelledError once, and has 30 seconds to clean up." },
@@ -57,22 +57,27 @@ function pythonOf(action: string, id: string): string {
   return action === "retry" || action === "delete" ? `await client.admin.${action}(${id})` : `await client.get(${id}).${action}()`;
 }
 
+// Ask, then write, and say what the answer says.
+export function askTo(path: string, body: () => object, done: () => void, question: Omit<Question, "act">): void {
+  const act = async () => {
+    const answer = await write<{ id: string; said: string }>(path, body());
+    done();
+    return `${answer.id}: ${answer.said}`;
+  };
+  ask({ ...question, act });
+}
+
 export function act(action: string, run: { id: string }, done: () => void): void {
   const words = WORDS[action]!;
   const command = action === "delete" ? "purge" : action;
-  ask({
+  const after = action === "delete" ? () => go(link("runs")) : done;
+  askTo(`/run/${action}`, () => ({ id: run.id }), after, {
     title: `${words.title} ${run.id}`,
     body: <p>{words.body}</p>,
     button: words.title,
     danger: words.danger,
     command: `perdure ${command} ${quoted(run.id)}`,
     python: pythonOf(action, json(run.id)),
-    act: async () => {
-      const answer = await write<{ said: string }>(`/run/${action}`, { id: run.id });
-      if (action === "delete") go(link("runs"));
-      else done();
-      return `${run.id}: ${answer.said}`;
-    },
   });
 }
 
@@ -138,8 +143,8 @@ export function SendForm({ id, name, kind, done }: { id: string; name: string; k
   const isMailbox = kind === "message";
   useEffect(() => {
     if (schema !== undefined) return;
-    read<{ forms: { kind: string; name: string; schema: Schema | null }[] }>("/run/forms", { id })
-      .then((answer) => setSchema(answer.forms.find((each) => each.name === name && each.kind === kind)?.schema ?? null))
+    read<{ kind: string; name: string; schema: Schema | null }[]>("/run/forms", { id })
+      .then((answer) => setSchema(answer.find((each) => each.name === name && each.kind === kind)?.schema ?? null))
       .catch(() => setSchema(null));
   }, [id, name]);
   const send = async () => {

@@ -138,7 +138,7 @@ export interface Report {
   made_at: string;
   origin: string;
   first: string;
-  runs: Record<string, { run: Details; events: Event[]; state: { entries: StateEntry[] }; family: Tree }>;
+  runs: Record<string, { run: Details; events: Event[]; state: StateEntry[]; family: Tree }>;
 }
 export interface Settings {
   read_only: boolean;

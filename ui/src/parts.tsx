@@ -132,7 +132,7 @@ export function Loading() {
 // `progress` says how far it is, and returns whether to go on.
 export type Progress = (done: number, total: number) => boolean;
 
-interface Ask {
+export interface Question {
   title: string;
   body: ComponentChildren;
   button: string;
@@ -143,10 +143,10 @@ interface Ask {
   act: (progress: Progress) => Promise<string | { said: string; errors: [string, string][] }>;
 }
 
-const asked = signal<Ask | null>(null);
+const asked = signal<Question | null>(null);
 export const said = signal<{ text: string; bad: boolean } | null>(null);
 
-export function ask(what: Ask): void {
+export function ask(what: Question): void {
   asked.value = what;
 }
 

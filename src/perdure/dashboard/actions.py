@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -41,6 +42,8 @@ class Done(msgspec.Struct):
 
     id: str
     said: str
+    slots: list[str] = []
+    """Of a backfill: the slots without an instance."""
 
 
 class Sent(Target):
@@ -158,21 +161,16 @@ async def start(service: Service, given: Start) -> StartedDocument:
         name == given.name for name, _ in service.registry.orchestration_keys
     ):
         target = service.registry.resolve_orchestration(given.name, given.version)
-    before = None if given.id is None else await _exists(service, given.id)
+    is_known = False
+    if given.id is not None:
+        with suppress(NotFound):
+            is_known = await service.info(given.id) is not None
     handle = await service.client.start(
         target, *given.arguments, id=given.id, version=given.version, if_exists="get"
     )
-    document = started_document(await service.info(handle.id), created=not before)
+    document = started_document(await service.info(handle.id), created=not is_known)
     service.shown(document)
     return document
-
-
-async def _exists(service: Service, instance_id: str) -> bool:
-    try:
-        await service.info(instance_id)
-    except NotFound:
-        return False
-    return True
 
 
 @post("/bulk", Scope.ADMIN)
@@ -241,23 +239,18 @@ class Letter(Given):
     letter: int
 
 
-class LetterDone(msgspec.Struct):
-    letter: int
-    said: str
-
-
 @post("/letter/requeue")
-async def requeue_letter(service: Service, given: Letter) -> LetterDone:
+async def requeue_letter(service: Service, given: Letter) -> Done:
     """Put a dead letter back into the queue."""
     await service.admin.requeue_dead_letter(given.letter)
-    return LetterDone(given.letter, "back in the queue")
+    return Done(str(given.letter), "back in the queue")
 
 
 @post("/letter/delete", Scope.ADMIN)
-async def delete_letter(service: Service, given: Letter) -> LetterDone:
+async def delete_letter(service: Service, given: Letter) -> Done:
     """Delete a dead letter."""
     await service.admin.delete_dead_letter(given.letter)
-    return LetterDone(given.letter, "deleted")
+    return Done(str(given.letter), "deleted")
 
 
 # --- schedules and promises
@@ -271,11 +264,6 @@ class Backfill(Target):
     dry_run: bool = True
 
 
-class ScheduleDone(Done):
-    slots: list[str] = []
-    """Of a backfill: the slots without an instance."""
-
-
 class Resolved(Given):
     key: str
     value: Any = None
@@ -287,28 +275,28 @@ class Rejected(Given):
 
 
 @post("/schedule/pause")
-async def pause_schedule(service: Service, given: TargetWithReason) -> ScheduleDone:
+async def pause_schedule(service: Service, given: TargetWithReason) -> Done:
     """Start no more instances of a schedule until it is resumed."""
     await service.client.schedules.pause(given.id, given.reason)
-    return ScheduleDone(given.id, "paused; slots of the meantime are skipped")
+    return Done(given.id, "paused; slots of the meantime are skipped")
 
 
 @post("/schedule/resume")
-async def resume_schedule(service: Service, given: Target) -> ScheduleDone:
+async def resume_schedule(service: Service, given: Target) -> Done:
     """Let a paused schedule go on with its next slot."""
     await service.client.schedules.resume(given.id)
-    return ScheduleDone(given.id, "goes on with its next slot")
+    return Done(given.id, "goes on with its next slot")
 
 
 @post("/schedule/trigger")
-async def trigger_schedule(service: Service, given: Target) -> ScheduleDone:
+async def trigger_schedule(service: Service, given: Target) -> Done:
     """Start an instance of a schedule now, also of a paused one."""
     handle = await service.client.schedules.trigger(given.id)
-    return ScheduleDone(given.id, f"started {handle.id}")
+    return Done(given.id, f"started {handle.id}")
 
 
 @post("/schedule/backfill")
-async def backfill_schedule(service: Service, given: Backfill) -> ScheduleDone:
+async def backfill_schedule(service: Service, given: Backfill) -> Done:
     """Name the slots of a past time that have no instance, or start them."""
     now_ms = service.now_ms()
     start, end = parse_moment(given.start, now_ms), parse_moment(given.end, now_ms)
@@ -318,25 +306,25 @@ async def backfill_schedule(service: Service, given: Backfill) -> ScheduleDone:
         )
     missing = await service.client.schedules.backfill(given.id, start, end, dry_run=given.dry_run)
     said = f"{len(missing)} slots {'without an instance' if given.dry_run else 'started'}"
-    return ScheduleDone(given.id, said, [iso_moment(slot) for slot in missing])
+    return Done(given.id, said, [iso_moment(slot) for slot in missing])
 
 
 @post("/schedule/remove", Scope.ADMIN)
-async def remove_schedule(service: Service, given: Target) -> ScheduleDone:
+async def remove_schedule(service: Service, given: Target) -> Done:
     """Delete a schedule. The instances that it has started stay."""
     await service.client.schedules.remove(given.id)
-    return ScheduleDone(given.id, "removed; a worker whose code declares it creates it again")
+    return Done(given.id, "removed; a worker whose code declares it creates it again")
 
 
 @post("/promise/resolve")
-async def resolve_promise(service: Service, given: Resolved) -> ScheduleDone:
+async def resolve_promise(service: Service, given: Resolved) -> Done:
     """Give a promise its value. The first answer counts."""
     await service.client.resolve(given.key, given.value)
-    return ScheduleDone(given.key, "resolved")
+    return Done(given.key, "resolved")
 
 
 @post("/promise/reject")
-async def reject_promise(service: Service, given: Rejected) -> ScheduleDone:
+async def reject_promise(service: Service, given: Rejected) -> Done:
     """Reject a promise: the code that awaits it gets PromiseRejected."""
     await service.client.reject(given.key, given.reason)
-    return ScheduleDone(given.key, "rejected")
+    return Done(given.key, "rejected")

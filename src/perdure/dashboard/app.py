@@ -15,8 +15,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from perdure.client.client import Client
-from perdure.dashboard import actions, one_run
-from perdure.dashboard.endpoints import ENDPOINTS, PREFIX, Endpoint, Problem, get, openapi
+from perdure.dashboard import actions, one_run, views
+from perdure.dashboard.endpoints import ENDPOINTS, PREFIX, Endpoint, Problem, openapi
 from perdure.dashboard.live import Changes, stream
 from perdure.dashboard.reports import FILE_BYTES_MAX, html_of, report_of, report_of_file
 from perdure.dashboard.security import (
@@ -31,7 +31,6 @@ from perdure.dashboard.security import (
     identity_of,
 )
 from perdure.dashboard.service import Service, UnknownInstance, audit
-from perdure.dashboard.views import Settings
 from perdure.errors import (
     AlreadyExists,
     AlreadyResolved,
@@ -47,7 +46,6 @@ from perdure.errors import (
 )
 from perdure.runtime.health import Probes
 from perdure.runtime.runtime import Runtime
-from perdure.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -87,8 +85,7 @@ Build it with node:  make ui
 Or install a released wheel, which holds the page.
 """
 
-assert actions  # these declare their endpoints
-assert one_run
+_DECLARE_ENDPOINTS: Final = (actions, one_run, views)
 
 
 def dashboard(
@@ -120,18 +117,6 @@ def dashboard(
     code = registry if registry is not None else getattr(client, "registry", None)
     service = Service(client, registry=code, read_only=read_only, redact=redact)
     return _Dashboard(service, auth, tokens, hosts).app
-
-
-@get("/settings")
-async def settings(service: Service) -> Settings:
-    """Say what the caller may do here."""
-    return Settings(
-        read_only=service.read_only,
-        identity=service.identity.name,
-        scope=service.identity.scope.name.lower(),
-        has_code=service.registry is not None,
-        version=VERSION,
-    )
 
 
 class _Dashboard:

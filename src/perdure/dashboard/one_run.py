@@ -35,7 +35,7 @@ from perdure.errors import InvalidValue, NotRegistered, PerdureError
 from perdure.model import wire
 from perdure.model.failures import Failure, own_frames
 from perdure.model.status import Status
-from perdure.providers.records import InstanceInfo, InstanceQuery
+from perdure.providers.records import HistoryRecord, InstanceInfo, InstanceQuery
 
 _FAMILY_MAX: Final = 500
 _EVENTS_SEARCHED: Final = 20_000
@@ -101,10 +101,6 @@ class StateEntry(msgspec.Struct):
     updated_at: str
 
 
-class State(msgspec.Struct):
-    entries: list[StateEntry]
-
-
 class Pair(Given):
     left: str
     right: str | None = None
@@ -142,10 +138,6 @@ class Form(msgspec.Struct):
     kind: str
     name: str
     schema: dict[str, Any] | None
-
-
-class Forms(msgspec.Struct):
-    forms: list[Form]
 
 
 class StepDetail(msgspec.Struct, kw_only=True):
@@ -211,6 +203,14 @@ def _commands(info: InstanceInfo) -> list[str]:
             return [f"perdure watch {shown}", f"perdure cancel {shown}", show]
 
 
+async def _records(service: Service, given: One, after: int, limit: int) -> list[HistoryRecord]:
+    """Read a part of the history of the execution that was asked for."""
+    info = await service.info(given.id)
+    return await service.provider.read_with_execution(
+        given.id, given.execution or info.execution_id, after_event_id=after, limit=limit
+    )
+
+
 @get("/run/journal")
 async def journal(service: Service, given: Window) -> Journal:
     """Return the steps of the part of the history before an event; the last part for 0."""
@@ -219,9 +219,7 @@ async def journal(service: Service, given: Window) -> Journal:
     count = (await service.admin.get_execution_info(given.id, execution_id)).event_count
     end = min(given.after or count, count)
     start = max(0, end - DETAILS_EVENTS)
-    records = await service.provider.read_with_execution(
-        given.id, execution_id, after_event_id=start, limit=max(1, end - start)
-    )
+    records = await _records(service, given, start, max(1, end - start))
     steps = steps_of(wire.decode_history(record.data for record in records))
     documents = [step_document(step) for step in steps]
     service.hide(documents)
@@ -231,12 +229,9 @@ async def journal(service: Service, given: Window) -> Journal:
 @get("/run/events")
 async def events(service: Service, given: Window) -> Events:
     """List events of a history, in order. With a text, a part of the history is searched."""
-    info = await service.info(given.id)
     limit = bounded(given.limit, 2000)
     size = limit if given.text is None else _EVENTS_SEARCHED
-    records = await service.provider.read_with_execution(
-        given.id, given.execution or info.execution_id, after_event_id=given.after, limit=size
-    )
+    records = await _records(service, given, given.after, size)
     wanted = (given.text or "").casefold()
     fitting = [each for each in records if wanted in each.data.casefold()]
     shown = [_event(service, each.event_id, each.data) for each in fitting[:limit]]
@@ -261,13 +256,7 @@ class OneEvent(One, kw_only=True):
 @get("/run/event")
 async def event(service: Service, given: OneEvent) -> Event:
     """Return one event whole."""
-    info = await service.info(given.id)
-    records = await service.provider.read_with_execution(
-        given.id,
-        given.execution or info.execution_id,
-        after_event_id=max(0, given.event - 1),
-        limit=1,
-    )
+    records = await _records(service, given, max(0, given.event - 1), 1)
     if not records or records[0].event_id != given.event:
         raise InvalidValue(f"{given.id!r} has no event {given.event} in this execution")
     return _event(service, given.event, records[0].data, whole=True)
@@ -281,13 +270,10 @@ class OneStep(One, kw_only=True):
 @get("/run/step")
 async def step(service: Service, given: OneStep) -> StepDetail:
     """Return one step with its whole input, outcome, and traceback."""
-    info = await service.info(given.id)
-    execution_id = given.execution or info.execution_id
-    after = given.event - 1
-    found = await _step_after(service, given, execution_id, after)
+    found = await _step_after(service, given, given.event - 1)
     if found is not None and found.kind in {"event", "message"}:
         # An arrival may be older than the step that has received it.
-        found = await _step_after(service, given, execution_id, 0)
+        found = await _step_after(service, given, 0)
     if found is None:
         raise InvalidValue(f"{given.id!r} has no step that began with event {given.event}")
     around = await read_queue_context(service.admin, given.id)
@@ -305,49 +291,40 @@ async def step(service: Service, given: OneStep) -> StepDetail:
     )
 
 
-async def _step_after(
-    service: Service, given: OneStep, execution_id: int, after: int
-) -> StepView | None:
-    records = await service.provider.read_with_execution(
-        given.id,
-        execution_id,
-        after_event_id=after,
-        limit=max(_STEP_EVENTS, given.event - after + _STEP_EVENTS),
-    )
+async def _step_after(service: Service, given: OneStep, after: int) -> StepView | None:
+    records = await _records(service, given, after, given.event - after + _STEP_EVENTS)
     steps = steps_of(wire.decode_history(record.data for record in records))
     return next((each for each in steps if each.event_id == given.event), None)
 
 
 @get("/run/forms")
-async def forms(service: Service, given: One) -> Forms:
+async def forms(service: Service, given: One) -> list[Form]:
     """Return the types of the events and messages that an instance waits for, from its code."""
     info = await service.info(given.id)
     if service.registry is None or info.status.is_final:
-        return Forms([])
+        return []
     recorded = await read_recorded(service.provider, info)
     try:
         with replayed(recorded, service.registry, service.client.codec) as execution:
             waits = [each for each in execution.waits() if each.kind in {"event", "message"}]
     except PerdureError:
-        return Forms([])
-    return Forms([Form(each.kind, each.name, schema_of(each.type)) for each in waits])
+        return []
+    return [Form(each.kind, each.name, schema_of(each.type)) for each in waits]
 
 
 @get("/run/state")
-async def state(service: Service, given: One) -> State:
+async def state(service: Service, given: One) -> list[StateEntry]:
     """Return the state of an instance."""
     await service.info(given.id)
     values = await service.provider.get_kv_all_values(given.id)
-    return State(
-        [
-            StateEntry(
-                key,
-                service.payload(f"state.{key}", msgspec.Raw(entry.value)),
-                iso_time(entry.updated_at_ms),
-            )
-            for key, entry in sorted(values.items())
-        ]
-    )
+    return [
+        StateEntry(
+            key,
+            service.payload(f"state.{key}", msgspec.Raw(entry.value)),
+            iso_time(entry.updated_at_ms),
+        )
+        for key, entry in sorted(values.items())
+    ]
 
 
 @get("/run/family")

@@ -42,13 +42,13 @@ class Attention(msgspec.Struct, kw_only=True):
     """One cause that keeps instances from going on, or that someone should look at."""
 
     kind: str
-    severity: str
-    """``bad`` or ``warn``."""
     sentence: str
-    count: int
-    query: str
-    """Finds the instances; empty if it is not about instances."""
     advice: str
+    severity: str = "warn"
+    """``bad`` or ``warn``."""
+    count: int = 1
+    query: str = ""
+    """Finds the instances; empty if it is not about instances."""
     action: str | None = None
     """The action of a button that helps: ``retry`` or ``resume``."""
     page: str = ""
@@ -168,10 +168,8 @@ async def _attention(
         found.append(
             Attention(
                 kind="overdue",
-                severity="warn",
                 sentence=f"The oldest ready work has waited {shown_duration(oldest)}",
                 count=depths.worker.visible + depths.orchestrator.visible,
-                query="",
                 advice="The workers do not keep up, or none has the code or the tag of this work: "
                 "see Workers, and start another one.",
                 page="workers",
@@ -201,10 +199,8 @@ async def _attention(
         found.append(
             Attention(
                 kind="letters",
-                severity="warn",
                 sentence=f"{depths.dead_letters} messages have no instance",
                 count=depths.dead_letters,
-                query="",
                 advice="Store lists them: requeue or delete each.",
                 page="store",
             )
@@ -284,7 +280,6 @@ async def _retrying(service: Service, depths: QueueDepths) -> list[Attention]:
     return [
         Attention(
             kind="retrying",
-            severity="warn",
             sentence=f"{name} fails and is tried again: {errors[name]}",
             count=len(set(members)),
             query=f"id:{','.join(dict.fromkeys(members[:_IDS_MAX]))}",
@@ -321,10 +316,7 @@ def _late(schedule: ScheduleInfo, now_ms: int) -> list[Attention]:
     return [
         Attention(
             kind="schedule",
-            severity="warn",
             sentence=sentence,
-            count=1,
-            query="",
             advice=advice,
             page="schedules",
         )

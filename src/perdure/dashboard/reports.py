@@ -17,7 +17,7 @@ from perdure.client.formats import iso_time
 from perdure.client.json_documents import TreeDocument
 from perdure.client.moving import EXPORT_END, decode_snapshot
 from perdure.dashboard import one_run
-from perdure.dashboard.one_run import Details, Event, One, State, Window
+from perdure.dashboard.one_run import Details, Event, One, StateEntry, Window
 from perdure.errors import InvalidValue, UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class RunReport(msgspec.Struct, kw_only=True):
 
     run: Details
     events: list[Event]
-    state: State
+    state: list[StateEntry]
     family: TreeDocument
 
 

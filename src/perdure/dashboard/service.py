@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,22 +48,16 @@ class Shared:
     """Answers as they are sent. Many tabs that ask the same at once cause one computation."""
 
     def __init__(self) -> None:
-        self._answers: dict[Key, asyncio.Task[bytes]] = {}
-        self._until: dict[Key, float] = {}
+        self._answers: dict[Key, _Answer] = {}
 
     def clear(self) -> None:
         """Forget the answers: the store has changed."""
         self._answers.clear()
-        self._until.clear()
 
     def drop(self, instance_id: str) -> None:
         """Forget the answers about an instance, also those under way: it has changed."""
         for key in [key for key in self._answers if f"id={instance_id}" in key]:
-            self._forget(key)
-
-    def _forget(self, key: Key) -> None:
-        self._answers.pop(key, None)
-        self._until.pop(key, None)
+            del self._answers[key]
 
     async def get(
         self, key: Key, compute: Callable[[], Coroutine[Any, Any, bytes]], most: float
@@ -72,29 +67,31 @@ class Shared:
         It is kept the longer the more it cost, for at most so many seconds.
         """
         found = self._answers.get(key)
-        if found is None or time.monotonic() > self._until.get(key, float("inf")):
+        if found is None or time.monotonic() > found.until:
             if len(self._answers) >= _ANSWERS_MAX:
                 self.clear()
-            found = asyncio.create_task(self._compute(key, compute, most))
-            self._answers[key] = found
-            self._until.pop(key, None)
-        return await asyncio.shield(found)
+            found = self._answers[key] = _Answer(compute, most)
+        return await asyncio.shield(found.task)
+
+
+class _Answer:
+    """One answer. An error is not kept."""
+
+    def __init__(self, compute: Callable[[], Coroutine[Any, Any, bytes]], most: float) -> None:
+        self.task = asyncio.create_task(self._compute(compute, most))
+        self.until = math.inf
 
     async def _compute(
-        self, key: Key, compute: Callable[[], Coroutine[Any, Any, bytes]], most: float
+        self, compute: Callable[[], Coroutine[Any, Any, bytes]], most: float
     ) -> bytes:
         began = time.monotonic()
-        mine = asyncio.current_task()
         try:
             found = await compute()
         except BaseException:
-            if self._answers.get(key) is mine:
-                self._forget(key)
+            self.until = -math.inf
             raise
-        if self._answers.get(key) is mine:
-            now = time.monotonic()
-            kept = max(_KEPT_SECONDS, _KEPT_SHARE * (now - began))
-            self._until[key] = now + min(most, kept)
+        now = time.monotonic()
+        self.until = now + min(most, max(_KEPT_SECONDS, _KEPT_SHARE * (now - began)))
         return found
 
 

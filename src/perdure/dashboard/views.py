@@ -31,6 +31,7 @@ from perdure.dashboard.overview import ErrorGroup, Home
 from perdure.dashboard.service import BadQuery, Service
 from perdure.errors import InvalidValue, NotRegistered
 from perdure.providers.records import InstanceInfo, InstanceQuery
+from perdure.version import VERSION
 
 _COMING: Final = 5
 """Slots of a schedule that are shown."""
@@ -78,10 +79,6 @@ class Inbox(msgspec.Struct):
     next_cursor: str | None
 
 
-class Workers(msgspec.Struct):
-    workers: list[WorkerDocument]
-
-
 class Parameter(msgspec.Struct):
     name: str
     type: str
@@ -103,14 +100,6 @@ class Definition(msgspec.Struct):
     parameters: list[Parameter] | None
     """None: the code is not at hand."""
     doc: str
-
-
-class Definitions(msgspec.Struct):
-    definitions: list[Definition]
-
-
-class Letters(msgspec.Struct):
-    letters: list[LetterDocument]
 
 
 class Kept(msgspec.Struct):
@@ -156,12 +145,16 @@ class ShownSchedule(ScheduleDocument, kw_only=True):
     """The next slots; those of a paused schedule begin when it is resumed."""
 
 
-class Schedules(msgspec.Struct):
-    schedules: list[ShownSchedule]
-
-
-class Promises(msgspec.Struct):
-    promises: list[PromiseDocument]
+@get("/settings")
+async def settings(service: Service) -> Settings:
+    """Say what the caller may do here."""
+    return Settings(
+        read_only=service.read_only,
+        identity=service.identity.name,
+        scope=service.identity.scope.name.lower(),
+        has_code=service.registry is not None,
+        version=VERSION,
+    )
 
 
 # --- lists
@@ -214,13 +207,13 @@ async def inbox(service: Service, given: Query) -> Inbox:
 
 
 @get("/workers")
-async def workers(service: Service) -> Workers:
+async def workers(service: Service) -> list[WorkerDocument]:
     """List the workers that serve the store."""
-    return Workers([worker_document(each) for each in await service.admin.list_workers()])
+    return [worker_document(each) for each in await service.admin.list_workers()]
 
 
 @get("/definitions")
-async def definitions(service: Service) -> Definitions:
+async def definitions(service: Service) -> list[Definition]:
     """List orchestrations and their versions, with the numbers of their instances."""
     served: dict[tuple[str, str], int] = {}
     for worker in await service.admin.list_workers():
@@ -233,13 +226,11 @@ async def definitions(service: Service) -> Definitions:
     for info in newest.instances:
         if info.version is not None:
             served.setdefault((info.name, info.version), 0)
-    return Definitions(
-        [
-            await _definition(service, name, version, number)
-            for (name, version), number in sorted(served.items())
-            if not name.startswith(_RESERVED)
-        ]
-    )
+    return [
+        await _definition(service, name, version, number)
+        for (name, version), number in sorted(served.items())
+        if not name.startswith(_RESERVED)
+    ]
 
 
 async def _definition(service: Service, name: str, version: str, served: int) -> Definition:
@@ -295,13 +286,13 @@ def schema_of(type_: Any) -> dict[str, Any] | None:
 
 
 @get("/letters")
-async def letters(service: Service) -> Letters:
+async def letters(service: Service) -> list[LetterDocument]:
     """List the dead letters: messages whose instance never started."""
-    return Letters([letter_document(each) for each in await service.admin.list_dead_letters()])
+    return [letter_document(each) for each in await service.admin.list_dead_letters()]
 
 
 @get("/schedules")
-async def schedules(service: Service) -> Schedules:
+async def schedules(service: Service) -> list[ShownSchedule]:
     """List the schedules of the store, with their next and last slots."""
     found: list[ShownSchedule] = []
     for info in await service.client.schedules.list():
@@ -313,13 +304,13 @@ async def schedules(service: Service) -> Schedules:
         args = service.payload("input", document.spec.args)
         spec = msgspec.structs.replace(document.spec, args=args)
         found.append(filled(ShownSchedule, document, spec=spec, coming=coming))
-    return Schedules(found)
+    return found
 
 
 @get("/promises")
-async def promises(service: Service) -> Promises:
+async def promises(service: Service) -> list[PromiseDocument]:
     """List the promises without an answer, and the instances that await them."""
-    return Promises([promise_document(each) async for each in service.client.promises()])
+    return [promise_document(each) async for each in service.client.promises()]
 
 
 @get("/store", kept=60)

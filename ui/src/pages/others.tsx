@@ -1,11 +1,11 @@
 // The smaller pages: errors, inbox, workers, definitions, the store, a file.
 import { useState } from "preact/hooks";
 import { type Run, read, report } from "../api";
-import { SendForm, bulk, may, perform, startRun } from "../actions";
+import { SendForm, askTo, bulk, may, perform, startRun } from "../actions";
 import { type Entered, Field, type Schema, blank, valueOf } from "../form";
 import { ago, bytes, clock, counted, json, quoted, short, since } from "../format";
 import { link, place } from "../place";
-import { Code, Copy, Json, Loading, Problem, RunLink, Status, ask, say, useRead } from "../parts";
+import { Code, Copy, Json, Loading, Problem, RunLink, Status, say, useRead } from "../parts";
 import { RunPage } from "./run";
 
 interface ErrorGroup {
@@ -80,9 +80,9 @@ interface Promised {
 
 export function InboxPage() {
   const { value, error, again } = useRead(() => read<{ waiting: Waiting[]; next_cursor: string | null }>("/inbox"), []);
-  const promises = useRead(() => read<{ promises: Promised[] }>("/promises"), []);
+  const promises = useRead(() => read<Promised[]>("/promises"), []);
   if (!value || !promises.value) return error ? <Problem error={error} /> : <Loading />;
-  const open = promises.value.promises;
+  const open = promises.value;
   return (
     <>
       <h1>Inbox</h1>
@@ -119,7 +119,7 @@ function PromiseItem({ each, done }: { each: Promised; done: () => void }) {
   };
   const reject = () => {
     let reason = "";
-    ask({
+    askTo("/promise/reject", () => ({ key: each.key, reason }), done, {
       title: `Reject ${each.key}`,
       body: (
         <label>
@@ -131,10 +131,6 @@ function PromiseItem({ each, done }: { each: Promised; done: () => void }) {
       danger: true,
       command: `perdure resolve ${quoted(each.key)} --reject REASON`,
       python: `await client.reject(${json(each.key)}, "REASON")`,
-      act: async () => {
-        await perform("/promise/reject", { key: each.key, reason }, done);
-        return `rejected ${each.key}`;
-      },
     });
   };
   return (
@@ -180,12 +176,12 @@ interface Worker {
 }
 
 export function WorkersPage() {
-  const { value, error } = useRead(() => read<{ workers: Worker[] }>("/workers"), []);
+  const { value, error } = useRead(() => read<Worker[]>("/workers"), []);
   if (!value) return error ? <Problem error={error} /> : <Loading />;
   return (
     <>
       <h1>Workers</h1>
-      {value.workers.length === 0 ? (
+      {value.length === 0 ? (
         <p class="calm">
           No worker is running. Start one: <code>perdure worker MODULE</code>
         </p>
@@ -202,7 +198,7 @@ export function WorkersPage() {
             </tr>
           </thead>
           <tbody>
-            {value.workers.map((worker) => (
+            {value.map((worker) => (
               <tr key={worker.id}>
                 <td class="id">{worker.id}</td>
                 <td>
@@ -243,13 +239,13 @@ interface Definition {
 }
 
 export function DefinitionsPage() {
-  const { value, error } = useRead(() => read<{ definitions: Definition[] }>("/definitions"), []);
+  const { value, error } = useRead(() => read<Definition[]>("/definitions"), []);
   if (!value) return error ? <Problem error={error} /> : <Loading />;
   return (
     <>
       <h1>Definitions</h1>
-      {value.definitions.length === 0 && <p class="calm">No worker serves an orchestration, and there are no instances.</p>}
-      {value.definitions.map((each) => (
+      {value.length === 0 && <p class="calm">No worker serves an orchestration, and there are no instances.</p>}
+      {value.map((each) => (
         <DefinitionItem key={`${each.name}@${each.version}`} each={each} />
       ))}
     </>
@@ -359,7 +355,7 @@ interface Letter {
 
 export function StorePage() {
   const { value, error, again } = useRead(() => read<Store>("/store"), []);
-  const letters = useRead(() => read<{ letters: Letter[] }>("/letters"), []);
+  const letters = useRead(() => read<Letter[]>("/letters"), []);
   if (!value) return error ? <Problem error={error} /> : <Loading />;
   const each = value.bytes_of_an_instance;
   return (
@@ -419,8 +415,8 @@ export function StorePage() {
       <Code text="perdure db check" />
       <p class="dim">Both work while workers run. The first makes a copy, the second reads and checks everything.</p>
       <h2>Dead letters</h2>
-      {letters.value?.letters.length ? (
-        letters.value.letters.map((letter) => (
+      {letters.value?.length ? (
+        letters.value.map((letter) => (
           <section class="group" key={letter.letter}>
             <p>
               {letter.kind} for <code>{letter.instance}</code>{" "}

@@ -342,7 +342,7 @@ function WholeEvent({ run, event }: { run: Details; event: Event }) {
 // --- state, family, compare
 
 function StateTab({ run }: { run: Details }) {
-  const { value } = useRead(() => read<{ entries: StateEntry[] }>("/run/state", { id: run.id }), [run.id, run.updated_at], "");
+  const { value } = useRead(() => read<StateEntry[]>("/run/state", { id: run.id }), [run.id, run.updated_at], "");
   return (
     <section class="state">
       <h2>Input</h2>
@@ -356,8 +356,8 @@ function StateTab({ run }: { run: Details }) {
         </>
       )}
       <h2>State</h2>
-      {value?.entries.length ? (
-        value.entries.map((entry) => (
+      {value?.length ? (
+        value.map((entry) => (
           <div key={entry.key}>
             <h3>
               <code>{entry.key}</code> <span class="dim">changed {ago(entry.updated_at)}</span>

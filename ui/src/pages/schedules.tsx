@@ -1,7 +1,7 @@
 // Schedules: the rhythm of each, its next and last slots, and what can be done.
 import { type ComponentChildren } from "preact";
 import { read, write } from "../api";
-import { may, perform } from "../actions";
+import { askTo, may, perform } from "../actions";
 import { ago, clock, counted, duration, glyph, json, moment, ms, quoted, short } from "../format";
 import { link } from "../place";
 import { Loading, Problem, RunLink, ask, second, useRead } from "../parts";
@@ -32,17 +32,17 @@ interface Schedule {
 }
 
 export function SchedulesPage() {
-  const { value, error, again } = useRead(() => read<{ schedules: Schedule[] }>("/schedules"), []);
+  const { value, error, again } = useRead(() => read<Schedule[]>("/schedules"), []);
   if (!value) return error ? <Problem error={error} /> : <Loading />;
   return (
     <>
       <h1>Schedules</h1>
-      {value.schedules.length === 0 && (
+      {value.length === 0 && (
         <p class="calm">
           None. Declare them in a worker: <code>Runtime(store, [flows], schedules=[Schedule("nightly", report, cron="30 2 * * *")])</code>
         </p>
       )}
-      {value.schedules.map((each) => (
+      {value.map((each) => (
         <Item key={each.id} each={each} again={again} />
       ))}
     </>
@@ -187,7 +187,7 @@ function Slots({ slots }: { slots: Slot[] }) {
 
 function pause(each: Schedule, again: () => void): void {
   let reason = "";
-  ask({
+  askTo("/schedule/pause", () => ({ id: each.id, reason }), again, {
     title: `Pause ${each.id}`,
     body: (
       <>
@@ -201,26 +201,16 @@ function pause(each: Schedule, again: () => void): void {
     button: "Pause",
     command: `perdure schedule pause ${quoted(each.id)} --reason REASON`,
     python: `await client.schedules.pause(${json(each.id)}, "REASON")`,
-    act: async () => {
-      const answer = await write<{ said: string }>("/schedule/pause", { id: each.id, reason });
-      again();
-      return `${each.id}: ${answer.said}`;
-    },
   });
 }
 
 function trigger(each: Schedule, again: () => void): void {
-  ask({
+  askTo("/schedule/trigger", () => ({ id: each.id }), again, {
     title: `Run ${each.id} now`,
     body: <p>A run starts now, beside the slots, also if the schedule is paused.</p>,
     button: "Run now",
     command: `perdure schedule trigger ${quoted(each.id)}`,
     python: `await client.schedules.trigger(${json(each.id)})`,
-    act: async () => {
-      const answer = await write<{ said: string }>("/schedule/trigger", { id: each.id });
-      again();
-      return answer.said;
-    },
   });
 }
 
@@ -256,17 +246,12 @@ function backfill(each: Schedule, again: () => void): void {
 }
 
 function remove(each: Schedule, again: () => void): void {
-  ask({
+  askTo("/schedule/remove", () => ({ id: each.id }), again, {
     title: `Remove ${each.id}`,
     body: <p>The schedule is deleted. Its runs stay and go on. A worker whose code declares it creates it again when it starts.</p>,
     button: "Remove",
     danger: true,
     command: `perdure schedule remove ${quoted(each.id)}`,
     python: `await client.schedules.remove(${json(each.id)})`,
-    act: async () => {
-      const answer = await write<{ said: string }>("/schedule/remove", { id: each.id });
-      again();
-      return `${each.id}: ${answer.said}`;
-    },
   });
 }
