@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from model import ModelProvider, turns
 from perdure.clock import SystemClock
 from perdure.errors import LockLost, StoreBusy, StoreClosed
@@ -64,6 +66,15 @@ class TakesAnySize(ModelProvider):
 
     async def enqueue_for_worker(self, message: WorkerMessage) -> None:
         self._store.add_work(message, self._store.clock.now_ms())
+
+
+class TakesAnyWorkOfATurn(ModelProvider):
+    """The work items of a turn are not looked at."""
+
+    async def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> None:
+        await super().ack_orchestration_item(lock_token, replace(commit, worker_items=()))
+        for message in commit.worker_items:
+            self._store.add_work(message, self._store.clock.now_ms())
 
 
 class TakesEventZero(ModelProvider):

@@ -100,13 +100,14 @@ def test_a_checkpoint_whose_flush_fails_closes_the_store(
     assert asyncio.run(count()) == starts
 
 
-def test_an_error_of_the_flush_of_a_file_system_is_raised() -> None:
+@pytest.mark.parametrize("flush", ["fsync", "fdatasync", "sync_names", "sync_filesystem"])
+def test_each_flush_reaches_the_system_and_its_error_is_raised(flush: str) -> None:
     ops = FileOps()
-    if not ops.can_sync_filesystem:
+    if flush == "sync_filesystem" and not ops.can_sync_filesystem:
         pytest.skip("this system flushes files one by one")
 
     with pytest.raises(OSError, match="Bad file descriptor"):
-        ops.sync_filesystem(-1)
+        getattr(ops, flush)(1 << 30)
 
 
 def test_all_who_share_a_failed_write_are_told_and_undone(tmp_path: Path) -> None:

@@ -183,6 +183,9 @@ class TestBadIds:
             assert len(await store.reader.read(instance)) == 1
 
 
+NOTHING: Final[dict[str, Any]] = {"worker_items": (), "orchestrator_items": ()}
+
+
 @checks
 class TestBadTexts:
     verbs = ("enqueue_for_orchestrator", "enqueue_for_worker", "ack_orchestration_item")
@@ -217,6 +220,23 @@ class TestBadTexts:
             await store.provider.append_with_execution("x", 1, records)
 
         assert await store.reader.read("x") == []
+
+    @bad_texts
+    async def test_in_what_a_turn_sends(self, store: Store, bad: str) -> None:
+        await enqueue(store, start("x"))
+        held = await take(store, "x")
+
+        sent: dict[str, Any]
+        for sent in (
+            {"worker_items": (activity("x"), changed(activity("x", 1, 3), body=bad))},
+            {"orchestrator_items": (raised("x"), changed(raised("x"), body=bad))},
+        ):
+            commit = TurnCommit(execution_id=1, history_delta=(event("x", 1),), **sent)
+            with pytest.raises(InvalidValue):
+                await store.provider.ack_orchestration_item(held.lock_token, commit)
+
+        await store.provider.ack_orchestration_item(held.lock_token, changed(commit, **NOTHING))
+        await assert_nothing_queued(store)
 
     @bad_texts
     async def test_in_a_completion(self, store: Store, bad: str) -> None:
