@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import tokenize
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,13 +49,25 @@ SAME_NAME = {
 """Why several packages have a module of that name."""
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    # Without the garbage collector, which makes CPython 3.11 raise SystemError here now and then.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(path.read_text())
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def package_of(path: Path) -> str:
     return path.parent.relative_to(SOURCES).as_posix()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCES)))
 def test_the_first_line_of_a_module_says_its_duty(path):
-    assert ast.get_docstring(ast.parse(path.read_text()))
+    assert ast.get_docstring(parsed(path))
 
 
 def test_nothing_is_deferred_by_a_mark():
@@ -110,7 +124,7 @@ def docstrings(path):
     """Return the strings that document a module, a class, a function or a name."""
     return [
         node
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
@@ -137,7 +151,7 @@ def test_a_loop_over_tasks_yields_to_them():
     found = [
         f"{path.relative_to(SOURCES)}:{loop.lineno}"
         for path in MODULES
-        for loop in ast.walk(ast.parse(path.read_text()))
+        for loop in ast.walk(parsed(path))
         if isinstance(loop, ast.While) and waits_only_by_gather(loop)
     ]
 

@@ -7,6 +7,7 @@ import pytest
 from integration.conditions import reached, until, waiting
 from patience import HANG_SECONDS
 from perdure import (
+    Client,
     InMemoryProvider,
     OrchestrationFailed,
     Runtime,
@@ -128,7 +129,7 @@ async def test_an_activity_delivered_too_often_fails_without_running_again():
 
 async def test_one_blocked_instance_among_many_disturbs_no_other(make_runtime):
     async with make_runtime([plain, echo, gate], max_attempts=3) as runtime:
-        await runtime.start("gate", "an argument that gate does not take", id="bad")
+        await Client(runtime.provider).start("gate", "gate takes no argument", id="bad")
         handles = [await runtime.start(plain, number) for number in range(30)]
 
         assert [await handle.result(HANG_SECONDS) for handle in handles] == list(range(30))
@@ -137,7 +138,7 @@ async def test_one_blocked_instance_among_many_disturbs_no_other(make_runtime):
 
 async def test_a_cancelled_blocked_instance_can_be_terminated_and_deleted(make_runtime):
     async with make_runtime([gate]) as runtime:
-        await runtime.start("gate", 1, id="bad")
+        await Client(runtime.provider).start("gate", 1, id="bad")
         await reached(runtime, "bad", Status.BLOCKED)
         result = await runtime.admin.delete("bad", force=True)
 
