@@ -1,4 +1,8 @@
-"""Changes by operators: pause, resume, lock, delete, prune; also dead letters and workers."""
+"""Changes by operators: pause, resume, lock, delete, prune; also dead letters and workers.
+
+At the end, the changes of locks that the store makes by itself: of a process that has died, after a
+stall, and after a clock that went back.
+"""
 
 from __future__ import annotations
 
@@ -49,170 +53,6 @@ WHERE instance_id = ? AND execution_id > 0
 """
 
 
-_HELD_INSTANCES: Final = """
-SELECT instance_id FROM instance_locks
-WHERE lock_token >= ?1 AND lock_token < ?2 AND locked_until > ?3
-"""
-_END_LOCK: Final = "UPDATE instance_locks SET locked_until = ? WHERE instance_id = ?"
-_END_WORK_LOCKS: Final = """
-UPDATE worker_queue SET locked_until = ?3, wake_at = ?3
-WHERE lock_token >= ?1 AND lock_token < ?2 AND locked_until > ?3
-"""
-_END_SESSIONS: Final = """
-UPDATE sessions SET locked_until = ?2
-WHERE owner_id IN (SELECT worker_id FROM workers WHERE holder = ?1) AND locked_until > ?2
-"""
-
-_LAPSED_MS_KEPT: Final = 3_600_000
-"""Each registration deletes other workers that have lapsed longer ago: a clock may go back a bit.
-"""
-
-_DELETE_LAPSED: Final = """
-DELETE FROM workers
-WHERE expires_at <= ?1 AND worker_id <> ?2
-  AND ifnull(holder, '') NOT IN (SELECT value FROM json_each(?3))
-"""
-
-STALL_GRACE_MS: Final = 15_000
-"""After a stall of the store, so long its clients have to renew their locks."""
-
-_EXTEND_STALLED: Final = (
-    """
-UPDATE instance_locks SET locked_until = ?1, wake_at = ?1
-WHERE wake_at <= ?2 AND state = 1 AND locked_until <= ?2 AND locked_until > ?3
-""",
-    """
-UPDATE worker_queue SET locked_until = ?1, wake_at = max(?1, visible_at)
-WHERE wake_at <= ?2 AND state = 1 AND locked_until <= ?2 AND locked_until > ?3
-""",
-    "UPDATE sessions SET locked_until = ?1 WHERE locked_until <= ?2 AND locked_until > ?3",
-)
-
-
-def release_holder(tx: Transaction, holder: str) -> None:
-    """Let every lock of a dead process end now. Its tokens begin with the holder."""
-    held = (holder, f"{holder}\x7f", tx.now)
-    for (instance_id,) in tx.rows(_HELD_INSTANCES, held):
-        tx.execute(_END_LOCK, (tx.now, instance_id))
-        readiness.refresh(tx, instance_id)
-    if tx.change(_END_WORK_LOCKS, held):
-        tx.work_changed = True
-    if tx.change(_END_SESSIONS, (holder, tx.now)):
-        tx.work_changed = True
-    tx.change("DELETE FROM workers WHERE holder = ?", (holder,))
-
-
-RELEASE_HOLDER: Final = Verb("release_holder", release_holder)
-
-
-_WORKER: Final = "SELECT record, holder, expires_at FROM workers WHERE worker_id = ?"
-
-# The latest time at which something was queued or locked, for all that is known.
-_LATEST_TIME: Final = """
-SELECT coalesce(max(latest), 0)
-FROM (SELECT enqueued_at AS latest FROM orchestrator_queue
-      WHERE message_id = (SELECT max(message_id) FROM orchestrator_queue)
-      UNION ALL
-      SELECT enqueued_at FROM worker_queue
-      WHERE message_id = (SELECT max(message_id) FROM worker_queue)
-      UNION ALL
-      SELECT max(max(coalesce(locked_at, 0), coalesce(touched_at, 0))) FROM instance_locks)
-"""
-_HIDDEN_INSTANCES: Final = """
-SELECT instance_id FROM orchestrator_queue WHERE visible_at > ?1 AND visible_at <= enqueued_at
-UNION SELECT instance_id FROM instance_locks WHERE yielded_at > ?1
-"""
-_FOLLOW_CLOCK_BACK: Final = (
-    """
-UPDATE orchestrator_queue SET visible_at = ?1 WHERE visible_at > ?1 AND visible_at <= enqueued_at
-""",
-    "UPDATE worker_queue SET visible_at = ?1 WHERE visible_at > ?1 AND visible_at <= enqueued_at",
-    "UPDATE instance_locks SET yielded_at = ?1 WHERE yielded_at > ?1",
-    """
-UPDATE instance_locks SET locked_until = max(?1, locked_until - ?2), wake_at = min(wake_at, ?1)
-WHERE locked_until > ?1
-""",
-    """
-UPDATE instance_locks SET not_before = max(?1, not_before - ?2), wake_at = min(wake_at, ?1)
-WHERE not_before > ?1
-""",
-    """
-UPDATE worker_queue
-SET locked_until = max(?1, locked_until - ?2), wake_at = max(?1, visible_at, locked_until - ?2)
-WHERE locked_until > ?1
-""",
-    """
-UPDATE sessions SET locked_until = max(?1, locked_until - ?2),
-    last_activity_at = min(last_activity_at, ?1)
-WHERE locked_until > ?1
-""",
-    "UPDATE workers SET expires_at = max(?1, expires_at - ?2) WHERE expires_at > ?1",
-)
-
-
-_CLOCK_WAS_SET: Final = "SELECT clock_was_at, clock_set_to FROM store_info"
-_NOTE_CLOCK: Final = "UPDATE store_info SET clock_was_at = ?, clock_set_to = ?"
-
-
-class ClockFollower:
-    """Lets a store follow a clock that went back, once for all handles of all processes."""
-
-    def __init__(self) -> None:
-        self.latest: int | None = None
-        """Time of the last transaction of this process; None before the first."""
-        self.set_to: int | None = None
-        """The time that the clock was last set back to, for all that this process knows."""
-
-    def follow(self, tx: Transaction) -> bool:
-        """Compare the time of a transaction with the latest one; return True if rows were changed.
-
-        To be called by the first transaction, and by one whose time is before ``latest``. Call
-        ``followed`` when the changes are committed.
-        """
-        was_at, set_to = tx.row(_CLOCK_WAS_SET)
-        stored: int = tx.row(_LATEST_TIME)[0]
-        latest = self.latest
-        if latest is None or set_to != self.set_to:
-            # Another process has followed the clock, or this one knows nothing yet. What is stored
-            # may be from before that: its times are above the one that the clock was set to.
-            is_followed = set_to is not None and set_to < stored <= was_at
-            latest = tx.now if is_followed else stored
-        self.set_to = set_to
-        if tx.now >= latest or moved_to(tx.connection) is not None:
-            return False
-        _follow_clock_back(tx, latest)
-        tx.change(_NOTE_CLOCK, (max(latest, stored), tx.now))
-        return True
-
-    def followed(self, now: int) -> None:
-        self.latest = self.set_to = now
-
-
-def _follow_clock_back(tx: Transaction, latest: int) -> None:
-    """Follow a clock that was at ``latest`` before and is behind that now.
-
-    Messages and work that were sent for then are visible, in their order. Locks and delays last as
-    long as they would have: an ended lock stays ended, and a dead worker's lock ends in time.
-    """
-    hidden = tx.rows(_HIDDEN_INSTANCES, (tx.now,))
-    for statement in _FOLLOW_CLOCK_BACK:
-        tx.change(statement, (tx.now, latest - tx.now)[: 1 + ("?2" in statement)])
-    for (instance_id,) in hidden:
-        readiness.refresh(tx, instance_id)
-
-
-def extend_stalled_locks(tx: Transaction, since: int) -> None:
-    """Extend the locks that ran out since then: nothing could renew them while the store stalled.
-
-    They are still held by their tokens, so their work is not handed out and counted once more.
-    """
-    if moved_to(tx.connection) is not None:
-        return  # nothing may be changed, and nothing can be fetched
-    ended = (tx.now + STALL_GRACE_MS, tx.now, since)
-    for statement in _EXTEND_STALLED:
-        tx.change(statement, ended)
-
-
 def suspend(tx: Transaction, instance_id: str) -> None:
     instances.require_alive(tx, instance_id)
     key = instances.find_existence(tx, instance_id).instance_key
@@ -223,20 +63,24 @@ def suspend(tx: Transaction, instance_id: str) -> None:
     if facts.suspended:
         return
     tx.execute(statements.DROP_LOCK, (instance_id,))
-    tx.execute(statements.SET_HOLDS, (1, facts.not_before, facts.block, instance_id))
-    if key is not None:
-        turns.show_status(tx, key, suspended=True, blocked=facts.block is not None)
-    readiness.refresh(tx, instance_id)
-    tx.changed_instances.append(instance_id)
+    _set_holds(tx, instance_id, key, (1, facts.not_before, facts.block))
 
 
 def resume(tx: Transaction, instance_id: str) -> None:
     instances.require_alive(tx, instance_id)
     key = instances.find_existence(tx, instance_id).instance_key
     tx.execute(statements.RESET_ATTEMPTS, (instance_id,))
-    tx.execute(statements.SET_HOLDS, (0, None, None, instance_id))
+    _set_holds(tx, instance_id, key, (0, None, None))
+
+
+def _set_holds(
+    tx: Transaction, instance_id: str, key: int | None, holds: tuple[int, int | None, str | None]
+) -> None:
+    """Write suspension, end of a delay and block of an instance, and all that follows from them."""
+    tx.execute(statements.SET_HOLDS, (*holds, instance_id))
     if key is not None:
-        turns.show_status(tx, key, suspended=False, blocked=False)
+        suspended, _, block = holds
+        turns.show_status(tx, key, suspended=bool(suspended), blocked=block is not None)
     readiness.refresh(tx, instance_id)
     tx.changed_instances.append(instance_id)
 
@@ -347,6 +191,19 @@ def delete_dead_letter(tx: Transaction, letter_id: int) -> None:
         raise rules.no_dead_letter(letter_id)
 
 
+_WORKER: Final = "SELECT record, holder, expires_at FROM workers WHERE worker_id = ?"
+
+_LAPSED_MS_KEPT: Final = 3_600_000
+"""Each registration deletes other workers that have lapsed longer ago: a clock may go back a bit.
+"""
+
+_DELETE_LAPSED: Final = """
+DELETE FROM workers
+WHERE expires_at <= ?1 AND worker_id <> ?2
+  AND ifnull(holder, '') NOT IN (SELECT value FROM json_each(?3))
+"""
+
+
 def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int, database: Database) -> None:
     """Write the entry of a worker, unless it is there and the database can show it without."""
     long_ago = tx.now - _LAPSED_MS_KEPT
@@ -374,3 +231,158 @@ def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int, database: 
 def mark_moved(tx: Transaction, location: str | None) -> None:
     tx.execute("UPDATE store_info SET moved_to = ?", (location,))
     enforce_moved_mark(tx.connection)
+
+
+# --- locks that end or last without their holder
+
+_HELD_INSTANCES: Final = """
+SELECT instance_id FROM instance_locks
+WHERE lock_token >= ?1 AND lock_token < ?2 AND locked_until > ?3
+"""
+_END_LOCK: Final = "UPDATE instance_locks SET locked_until = ? WHERE instance_id = ?"
+_END_WORK_LOCKS: Final = """
+UPDATE worker_queue SET locked_until = ?3, wake_at = ?3
+WHERE lock_token >= ?1 AND lock_token < ?2 AND locked_until > ?3
+"""
+_END_SESSIONS: Final = """
+UPDATE sessions SET locked_until = ?2
+WHERE owner_id IN (SELECT worker_id FROM workers WHERE holder = ?1) AND locked_until > ?2
+"""
+
+
+def release_holder(tx: Transaction, holder: str) -> None:
+    """Let every lock of a dead process end now. Its tokens begin with the holder."""
+    held = (holder, f"{holder}\x7f", tx.now)
+    for (instance_id,) in tx.rows(_HELD_INSTANCES, held):
+        tx.execute(_END_LOCK, (tx.now, instance_id))
+        readiness.refresh(tx, instance_id)
+    if tx.change(_END_WORK_LOCKS, held):
+        tx.work_changed = True
+    if tx.change(_END_SESSIONS, (holder, tx.now)):
+        tx.work_changed = True
+    tx.change("DELETE FROM workers WHERE holder = ?", (holder,))
+
+
+RELEASE_HOLDER: Final = Verb("release_holder", release_holder)
+
+
+STALL_GRACE_MS: Final = 15_000
+"""After a stall of the store, so long its clients have to renew their locks."""
+
+_EXTEND_STALLED: Final = (
+    """
+UPDATE instance_locks SET locked_until = ?1, wake_at = ?1
+WHERE wake_at <= ?2 AND state = 1 AND locked_until <= ?2 AND locked_until > ?3
+""",
+    """
+UPDATE worker_queue SET locked_until = ?1, wake_at = max(?1, visible_at)
+WHERE wake_at <= ?2 AND state = 1 AND locked_until <= ?2 AND locked_until > ?3
+""",
+    "UPDATE sessions SET locked_until = ?1 WHERE locked_until <= ?2 AND locked_until > ?3",
+)
+
+
+def extend_stalled_locks(tx: Transaction, since: int) -> None:
+    """Extend the locks that ran out since then: nothing could renew them while the store stalled.
+
+    They are still held by their tokens, so their work is not handed out and counted once more.
+    """
+    if moved_to(tx.connection) is not None:
+        return  # nothing may be changed, and nothing can be fetched
+    ended = (tx.now + STALL_GRACE_MS, tx.now, since)
+    for statement in _EXTEND_STALLED:
+        tx.change(statement, ended)
+
+
+# The latest time at which something was queued or locked, for all that is known.
+_LATEST_TIME: Final = """
+SELECT coalesce(max(latest), 0)
+FROM (SELECT enqueued_at AS latest FROM orchestrator_queue
+      WHERE message_id = (SELECT max(message_id) FROM orchestrator_queue)
+      UNION ALL
+      SELECT enqueued_at FROM worker_queue
+      WHERE message_id = (SELECT max(message_id) FROM worker_queue)
+      UNION ALL
+      SELECT max(max(coalesce(locked_at, 0), coalesce(touched_at, 0))) FROM instance_locks)
+"""
+_HIDDEN_INSTANCES: Final = """
+SELECT instance_id FROM orchestrator_queue WHERE visible_at > ?1 AND visible_at <= enqueued_at
+UNION SELECT instance_id FROM instance_locks WHERE yielded_at > ?1
+"""
+_FOLLOW_CLOCK_BACK: Final = (
+    """
+UPDATE orchestrator_queue SET visible_at = ?1 WHERE visible_at > ?1 AND visible_at <= enqueued_at
+""",
+    "UPDATE worker_queue SET visible_at = ?1 WHERE visible_at > ?1 AND visible_at <= enqueued_at",
+    "UPDATE instance_locks SET yielded_at = ?1 WHERE yielded_at > ?1",
+    """
+UPDATE instance_locks SET locked_until = max(?1, locked_until - ?2), wake_at = min(wake_at, ?1)
+WHERE locked_until > ?1
+""",
+    """
+UPDATE instance_locks SET not_before = max(?1, not_before - ?2), wake_at = min(wake_at, ?1)
+WHERE not_before > ?1
+""",
+    """
+UPDATE worker_queue
+SET locked_until = max(?1, locked_until - ?2), wake_at = max(?1, visible_at, locked_until - ?2)
+WHERE locked_until > ?1
+""",
+    """
+UPDATE sessions SET locked_until = max(?1, locked_until - ?2),
+    last_activity_at = min(last_activity_at, ?1)
+WHERE locked_until > ?1
+""",
+    "UPDATE workers SET expires_at = max(?1, expires_at - ?2) WHERE expires_at > ?1",
+)
+
+
+_CLOCK_WAS_SET: Final = "SELECT clock_was_at, clock_set_to FROM store_info"
+_NOTE_CLOCK: Final = "UPDATE store_info SET clock_was_at = ?, clock_set_to = ?"
+
+
+class ClockFollower:
+    """Lets a store follow a clock that went back, once for all handles of all processes."""
+
+    def __init__(self) -> None:
+        self.latest: int | None = None
+        """Time of the last transaction of this process; None before the first."""
+        self.set_to: int | None = None
+        """The time that the clock was last set back to, for all that this process knows."""
+
+    def follow(self, tx: Transaction) -> bool:
+        """Compare the time of a transaction with the latest one; return True if rows were changed.
+
+        To be called by the first transaction, and by one whose time is before ``latest``. Call
+        ``followed`` when the changes are committed.
+        """
+        was_at, set_to = tx.row(_CLOCK_WAS_SET)
+        stored: int = tx.row(_LATEST_TIME)[0]
+        latest = self.latest
+        if latest is None or set_to != self.set_to:
+            # Another process has followed the clock, or this one knows nothing yet. What is stored
+            # may be from before that: its times are above the one that the clock was set to.
+            is_followed = set_to is not None and set_to < stored <= was_at
+            latest = tx.now if is_followed else stored
+        self.set_to = set_to
+        if tx.now >= latest or moved_to(tx.connection) is not None:
+            return False
+        _follow_clock_back(tx, latest)
+        tx.change(_NOTE_CLOCK, (max(latest, stored), tx.now))
+        return True
+
+    def followed(self, now: int) -> None:
+        self.latest = self.set_to = now
+
+
+def _follow_clock_back(tx: Transaction, latest: int) -> None:
+    """Follow a clock that was at ``latest`` before and is behind that now.
+
+    Messages and work that were sent for then are visible, in their order. Locks and delays last as
+    long as they would have: an ended lock stays ended, and a dead worker's lock ends in time.
+    """
+    hidden = tx.rows(_HIDDEN_INSTANCES, (tx.now,))
+    for statement in _FOLLOW_CLOCK_BACK:
+        tx.change(statement, (tx.now, latest - tx.now)[: 1 + ("?2" in statement)])
+    for (instance_id,) in hidden:
+        readiness.refresh(tx, instance_id)
