@@ -23,7 +23,7 @@ def new_id() -> str:
         return _unused.pop()
     except IndexError:
         digits = os.urandom(16 * _IDS_PER_CALL).hex()
-        _unused.extend(digits[start : start + 32] for start in range(32, len(digits), 32))
+        _unused.extend([digits[start : start + 32] for start in range(32, len(digits), 32)])
         return digits[:32]
 
 

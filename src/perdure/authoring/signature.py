@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import inspect
 from functools import partial
+from itertools import takewhile
+from operator import is_
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Never, NoReturn, get_origin, get_type_hints
 
@@ -50,8 +52,8 @@ class _Types(msgspec.Struct, frozen=True):
     record: type[msgspec.Struct]
     """Type of the whole array: typed by position, with the defaults of the function."""
     result: Any
-    exact: frozenset[tuple[type, ...]]
-    """Arguments of exactly these classes come back equal, for each number of arguments."""
+    exact: list[type]
+    """The first parameters, as far as arguments of exactly these classes come back equal."""
     resources: dict[str, Any]
     """The annotations of the parameters that the runtime passes."""
 
@@ -134,7 +136,8 @@ class HandlerSignature:
 
     def are_exact(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Return True if the classes of the arguments say already that they come back equal."""
-        return not kwargs and tuple(map(type, args)) in (self._types or self._resolve()).exact
+        exact = (self._types or self._resolve()).exact
+        return not kwargs and len(args) <= len(exact) and all(map(is_, map(type, args), exact))
 
     def encode_result(self, value: object, codec: Codec) -> msgspec.Raw:
         """Return the value as JSON; raise PayloadError if it does not fit or come back equal."""
@@ -206,11 +209,7 @@ class HandlerSignature:
             arguments=arguments,
             record=self._record(arguments),
             result=_readable(hints.get("return", Any)),
-            exact=frozenset(
-                tuple(arguments[:count])
-                for count in range(len(arguments) + 1)
-                if all(map(_is_exact, arguments[:count]))
-            ),
+            exact=list(takewhile(_is_exact, arguments)),
             resources={name: _class_of(hints.get(name)) for name in self.resources},
         )
         return self._types
