@@ -85,6 +85,30 @@ async def test_an_activity_whose_outcome_cannot_be_written_is_delivered_again(fl
     assert "is delivered again" in caplog.text
 
 
+class DefectiveTurns(InMemoryProvider):
+    """Raises what no provider may raise, the first time that a turn is to be written."""
+
+    is_defective = True
+
+    async def ack_orchestration_item(self, *args, **kwargs):
+        if self.is_defective:
+            self.is_defective = False
+            raise RuntimeError("a bug")
+        await super().ack_orchestration_item(*args, **kwargs)
+
+
+async def test_an_instance_whose_turn_cannot_be_written_does_not_wait_for_the_end_of_its_lock():
+    tries.clear()
+    clock = ManualClock()
+    options = RuntimeOptions(orchestration_lock_timeout=1e6)
+    provider = DefectiveTurns(clock=clock)
+    async with Runtime(provider, [goes_away, once], options=options, clock=clock) as runtime:
+        handle = await runtime.start(goes_away, delay=1)
+        assert await result_of(handle, clock) == 1
+        assert clock.now_ms() < 1_700_000_000_000 + 500_000_000
+    assert not provider.is_defective
+
+
 @dataclass
 class Fragile:
     """Can be read in one of two deployments."""
