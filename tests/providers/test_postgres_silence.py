@@ -147,6 +147,25 @@ def test_a_handle_is_closed_while_a_renewal_waits_for_an_answer(
     run(schema, check)
 
 
+def test_locks_are_renewed_on_a_new_connection_after_a_promotion(schema: str) -> None:
+    """The old one could be to a server that goes on as if it were the primary."""
+
+    async def scenario() -> list[int]:
+        async with PostgresProvider(shared_server().dsn, schema=schema) as provider:
+            store = provider._store
+            sessions: list[int] = []
+            for is_promoted in (False, False, True):
+                if is_promoted:
+                    store._leave_old_primaries()
+                ((session,),) = await store._renewals.run("renew", b"SELECT pg_backend_pid()", ())
+                sessions.append(session)
+            return sessions
+
+    first, second, third = asyncio.run(scenario())
+
+    assert first == second != third
+
+
 def test_a_renewal_that_is_cancelled_leaves_the_next_one_a_connection(
     schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,21 @@ class TestFusedCommits:
         with pytest.raises(LockLost):
             await store.provider.renew_work_item_lock(item.lock_token, LOCK_MS)
 
+    async def test_a_turn_can_settle_several_items(self, store: Store) -> None:
+        token = await keep(store, worker_items=tuple(activity("a", 1, n) for n in (2, 3, 4)))
+        tokens = [(await take_work(store)).lock_token for _ in range(3)]
+
+        await store.provider.ack_orchestration_item(
+            token, keeping(3, consumed=(), settled_work=tuple(tokens[:2]))
+        )
+
+        left = await store.admin.list_work("a")
+        assert [each.message.identity for each in left] == [identity("a", 1, 4)]
+        for lost in tokens[:2]:
+            with pytest.raises(LockLost):
+                await store.provider.renew_work_item_lock(lost, LOCK_MS)
+        await store.provider.renew_work_item_lock(tokens[2], LOCK_MS)
+
     @pytest.mark.parametrize("death", ["expired", "settled", "cancelled", "unknown"])
     async def test_a_dead_work_token_stops_the_whole_commit(self, store: Store, death: str) -> None:
         await create(store, "a", worker_items=(activity("a", 1, 2), activity("a", 1, 3)))
