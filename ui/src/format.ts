@@ -86,6 +86,12 @@ export function bytes(number: number | null): string {
   return `${(number / 1024 ** 3).toFixed(1)} GB`;
 }
 
+// One side of a mismatch, such as `0/2  wait for event 'go'  at flows.py:19`.
+export function sideOf(text: string): { op?: string; what: string; site?: string } {
+  const [, op, what, site] = /^(\d\S*) {2}(.*?)(?: {2}at (\S+))?$/s.exec(text) ?? [];
+  return { op, what: what ?? text, site };
+}
+
 // A word as a shell takes it.
 export function quoted(text: string): string {
   return /^[\w@%+=:,./-]+$/.test(text) && !text.startsWith("-") ? text : `'${text.replaceAll("'", "'\\''")}'`;

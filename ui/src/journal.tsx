@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { type Attempt, type Details, type Failure, type Step, read } from "./api";
 import { may, rerun } from "./actions";
-import { clock, counted, duration, glyph, ms } from "./format";
+import { clock, counted, duration, glyph, ms, sideOf } from "./format";
 import { go, inFile, place, runLink } from "./place";
 import { Json, Rows, RunLink, isNarrow, second } from "./parts";
 import { type Scale, scaleOf, ticksOf } from "./scale";
@@ -107,6 +107,8 @@ export function Journal({ run }: { run: Details }) {
       lines.splice(i + 1, 0, ...below);
     }
   }
+  const mismatch = typeof run.block?.detail === "object" ? run.block.detail : null;
+  const blockedOp = mismatch && sideOf(mismatch.recorded).op;
   const attempts = new Map(run.attempts.map((attempt) => [attempt.activity_id, attempt]));
   const select = (step: Step) => go(runLink(run.id, { execution: place.value.given.get("execution"), step: chosen === step.event ? null : step.event }), true);
 
@@ -143,6 +145,7 @@ export function Journal({ run }: { run: Details }) {
               scale={scale}
               nowMs={nowMs}
               attempt={line.key.includes("/") ? undefined : attempts.get(line.step.event)}
+              instead={!line.key.includes("/") && line.step.op === blockedOp ? sideOf(mismatch!.performed).what : null}
               isChosen={chosen === line.step.event && !line.key.includes("/")}
               isOpen={line.step.child ? opened.has(`child-${line.step.child}`) : false}
               select={() => select(line.step!)}
@@ -207,7 +210,7 @@ function Bar({ scale, from, to, kind, title }: { scale: Scale; from: number; to:
   return <span class={`bar ${kind}`} style={{ left: percent(Math.min(left, 0.996)), width: percent(width) }} title={title} />;
 }
 
-function StepLine(given: { run: Details; line: Line; scale: Scale; nowMs: number; attempt?: Attempt; isChosen: boolean; isOpen: boolean; select: () => void; openChild: () => void }) {
+function StepLine(given: { run: Details; line: Line; scale: Scale; nowMs: number; attempt?: Attempt; instead: string | null; isChosen: boolean; isOpen: boolean; select: () => void; openChild: () => void }) {
   const { line, scale, nowMs, attempt } = given;
   const step = line.step!;
   const from = ms(step.since);
@@ -216,7 +219,7 @@ function StepLine(given: { run: Details; line: Line; scale: Scale; nowMs: number
   const isRetrying = step.state === "open" && attempt?.last_error;
   const isQueued = step.state === "open" && attempt && !attempt.is_running && !attempt.last_error;
   const isWaiting = step.state === "open" && WAITS.has(step.kind);
-  const state = isRetrying ? "retrying" : isQueued ? "queued" : isWaiting ? "waiting" : step.state;
+  const state = given.instead ? "blocked" : isRetrying ? "retrying" : isQueued ? "queued" : isWaiting ? "waiting" : step.state;
   const kind = isRetrying ? (attempt!.is_running ? "open" : "queued") : `${WAITS.has(step.kind) ? "wait" : ""} ${state} ${step.attempts > 1 ? "again" : ""}`;
   // Of a step that is tried again: attempts until the last failure, a pause until it is due again.
   const failedMs = isRetrying ? Math.max(from, Math.min(attempt!.enqueued_ms, nowMs)) : null;
@@ -230,7 +233,7 @@ function StepLine(given: { run: Details; line: Line; scale: Scale; nowMs: number
           </span>
           <span class="text">
             <i>await</i> {step.call}
-            <Outcome step={step} attempt={attempt} nowMs={nowMs} />
+            {given.instead ? <b class="error"> but the code did {given.instead}</b> : <Outcome step={step} attempt={attempt} nowMs={nowMs} />}
           </span>
           <span class="site">{step.site}</span>
         </button>

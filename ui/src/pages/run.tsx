@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, type Details, type Event, type Mismatch, type StateEntry, type Tree, type Unread, type Wait, read, save, saveReport } from "../api";
 import { SendForm, act, described, fitting, may, rerun, title } from "../actions";
-import { ago, clock, counted, duration, glyph, json, ms, quoted, since } from "../format";
+import { ago, clock, counted, duration, glyph, json, ms, quoted, sideOf, since } from "../format";
 import { Journal } from "../journal";
 import { go, inFile, place, runLink } from "../place";
 import { Code, Copy, Json, Loading, Problem, Rows, RunLink, Sentence, Status, say, useRead, wordOf } from "../parts";
@@ -193,15 +193,14 @@ function Why({ run }: { run: Details }) {
   return null;
 }
 
-// One side of a mismatch: `0/2  wait for event 'go'  at flows.py:19` has a step, what it did, a place.
 function Side({ title, text }: { title: string; text: string }) {
-  const [, step, what, site] = /^(\d\S*) {2}(.*?)(?: {2}at (\S+))?$/s.exec(text) ?? [null, "", text];
+  const { op, what, site } = sideOf(text);
   return (
     <div>
       <h2 class="sub">{title}</h2>
       <pre tabIndex={0}>{what}</pre>
       <p class="dim">
-        {step && `step ${step}`}
+        {op && `step ${op}`}
         {site && (
           <>
             {" "}
