@@ -452,8 +452,9 @@ class Registry:
         self.own_orchestrations = len(
             {(each.name, each.version) for each in own if isinstance(each, Orchestration)}
         )
-        for handler in (*own, *built_in):
+        for handler in own:
             handler.signature.check_annotations(codec)
+        for handler in (*own, *built_in):
             if isinstance(handler, Activity):
                 self._add_activity(handler)
             else:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Never, NoReturn, get_or
 
 import msgspec
 
-from perdure.codec import EXACT, Compared, difference
+from perdure.codec import EXACT, Compared, difference, is_exact
 from perdure.errors import PayloadError, UsageError
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class HandlerSignature:
             arguments=arguments,
             record=self._record(arguments),
             result=_readable(hints.get("return", Any)),
-            exact=list(takewhile(_is_exact, arguments)),
+            exact=list(takewhile(is_exact, arguments)),
             resources={name: _class_of(hints.get(name)) for name in self.resources},
         )
         return self._types
@@ -239,10 +239,6 @@ class HandlerSignature:
         return msgspec.defstruct(
             "Arguments", fields[::-1], array_like=True, forbid_unknown_fields=True
         )
-
-
-def _is_exact(annotation: Any) -> bool:
-    return isinstance(annotation, type) and annotation in EXACT
 
 
 def _class_of(annotation: Any) -> Any:
