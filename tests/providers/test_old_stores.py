@@ -242,7 +242,9 @@ def old_directory(store: Path, slug: str) -> Path:
     return found
 
 
-@pytest.mark.parametrize("part", ["document", "execution", "history", "message", "missing"])
+@pytest.mark.parametrize(
+    "part", ["document", "execution", "history", "message", "missing", "exchanged"]
+)
 def test_an_old_store_with_a_damaged_file_is_refused_and_stays_as_it_is(
     tmp_path: Path, part: str
 ) -> None:
@@ -255,16 +257,19 @@ def test_an_old_store_with_a_damaged_file_is_refused_and_stays_as_it_is(
         "history": long / "executions/1/history.jsonl",
         "message": entry,
         "missing": long / "meta.json",
+        "exchanged": long / "meta.json",
     }[part]
     good = damaged.read_bytes()
     if part == "missing":
         damaged.unlink()
+    elif part == "exchanged":
+        damaged.write_bytes((old_directory(old.path, "waiting") / "meta.json").read_bytes())
     else:
         damaged.write_bytes(good.replace(b"1", b"2", 1))
     before = contents(old.path)
 
     async def check() -> None:
-        place = damaged if part != "missing" else damaged.parent
+        place = damaged.parent if part in {"missing", "exchanged"} else damaged
         with pytest.raises(CorruptData, match=place.relative_to(old.path).as_posix()):
             async with FileSystemProvider(old.path):
                 pass

@@ -303,13 +303,13 @@ class TestBystanders:
         for token in held.of_work:
             await store.provider.renew_work_item_lock(token, LOCK_MS)
         assert await store.provider.renew_session_lock(["held"], LOCK_MS, LOCK_MS) == 1
-        attempts = {}
+        attempts: dict[str, int] = {}
         while (fetched := await fetch(store)) is not None:
             attempts[fetched.item.instance_id] = fetched.attempt_count
         attempts.pop("a", None)
         assert attempts == {"free": 1}
         session = SessionFetch(owner_id="other", lock_timeout_ms=LOCK_MS)
-        taken = set()
+        taken: set[str] = set()
         while (work := await fetch_work(store, session=session)) is not None:
             taken.add(work.identity.instance_id)
         assert taken - {"a"} == {"free"}
