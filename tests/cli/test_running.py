@@ -187,6 +187,16 @@ def test_an_id_that_was_started_with_other_arguments_is_told_with_options_that_e
     )
 
 
+def test_a_wait_without_end_tells_that_no_worker_runs(sqlite_cli, start_process):
+    sqlite_cli("start", "hello", "--id", "h-1", "--input", '"ann"')
+    waiting = start_process("result", "h-1", stderr=subprocess.PIPE)
+
+    assert waiting.stderr.readline() == "perdure: no worker is running; it waits for one\n"
+    sqlite_cli.run(("h-2", flows.hello, "bob"), ("h-1", flows.hello, "ann"))
+    assert waiting.communicate(timeout=HANG_SECONDS)[0] == '"hello ann"\n'
+    assert sqlite_cli("result", "h-1").err == ""
+
+
 def test_a_name_that_no_worker_has_is_warned_of(sqlite_cli, start_process):
     wait_for_worker(sqlite_cli, start_process("worker", FLOWS))
 

@@ -73,7 +73,8 @@ class Retried(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         verb = "stays" if self.finished == 1 else "stay"
-        words = f"goes on, {counted(self.finished, 'finished step')} {verb} finished"
+        kept = f", {counted(self.finished, 'finished step')} {verb} finished"
+        words = f"goes on{kept if self.finished else ''}"
         if self.again:
             words += f"; again: {', '.join(self.again)}"
         return f"{words}; receives again: {', '.join(self.received)}" if self.received else words

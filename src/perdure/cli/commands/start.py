@@ -296,7 +296,10 @@ async def wait_for_end(
     session: Session, instance_id: str, timeout_ms: int | None = None
 ) -> InstanceInfo:
     """Wait for the end of the instance and return it."""
-    await session.info(instance_id)  # names similar ids
+    before = await session.info(instance_id)  # names similar ids
+    is_endless = timeout_ms is None and not before.status.is_final
+    if is_endless and not await session.admin.list_workers():
+        warn("no worker is running; it waits for one")
 
     async def ended(info: InstanceInfo) -> InstanceInfo | None:
         return info if info.status.is_final else None
