@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from perdure.client.answers import PromiseInfo
     from perdure.client.endings import Ending, Finished, LocalInstances
     from perdure.client.schedules import Schedules
-    from perdure.client.starting import StartOptions
+    from perdure.client.starting import BulkOptions, StartOptions
     from perdure.client.steps import OpenStep
     from perdure.clock import Clock
     from perdure.providers.contract import Provider
@@ -315,20 +315,14 @@ class Client:
         self,
         orchestration: Orchestration[..., R],
         inputs: Iterable[tuple[str, tuple[Any, ...]]],
-        *,
-        version: str | None = None,
-        delay: Duration | None = None,
-        if_exists: IfExists = "get",
+        **options: Unpack[BulkOptions],
     ) -> list[Handle[R]]: ...
     @overload
     async def start_many(
         self,
         orchestration: str,
         inputs: Iterable[tuple[str, tuple[Any, ...]]],
-        *,
-        version: str | None = None,
-        delay: Duration | None = None,
-        if_exists: IfExists = "get",
+        **options: Unpack[BulkOptions],
     ) -> list[Handle[Any]]: ...
     async def start_many(
         self,
@@ -350,7 +344,7 @@ class Client:
             for each, args in starting.pairs_of(inputs)
         ]
         definition = None if isinstance(target, str) else target
-        if starting.condition_of(if_exists) and if_exists == "restart":
+        if if_exists == "restart":
             raise UsageError("start_many has no if_exists='restart'; start each of them")
         ended = await self._submissions.submit_many(
             items, target, starting.delay_ms(delay), if_exists

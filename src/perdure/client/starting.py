@@ -61,15 +61,20 @@ IfExists = Literal["get", "fail", "restart", "replace"]
 IfChanged = Literal["warn", "fail", "ignore"]
 
 
-class StartOptions(TypedDict, total=False):
-    """The options of ``start``, for its overloads; its docstring says what they do."""
+class BulkOptions(TypedDict, total=False):
+    """The options of ``start_many``, for its overloads; its docstring says what they do."""
 
-    id: str | None
     version: str | None
     delay: Duration | None
+    if_exists: IfExists
+
+
+class StartOptions(BulkOptions, total=False):
+    """The options of ``start``."""
+
+    id: str | None
     at: datetime.datetime | None
     message: tuple[str, object] | None
-    if_exists: IfExists
     if_changed: IfChanged
 
 
