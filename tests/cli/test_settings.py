@@ -131,6 +131,24 @@ def test_a_broken_project_file_is_named(tmp_path, text):
         Settings({}, tmp_path).store()
 
 
+@pytest.mark.parametrize("text", ["module = 3", "module = [3]", "module = {a = 1}"])
+def test_modules_of_a_project_that_are_no_texts_are_refused(tmp_path, text):
+    project(tmp_path, text)
+
+    with pytest.raises(UsageError, match="a text or list of them"):
+        Settings({}, tmp_path).modules(())
+
+
+def test_a_misspelt_setting_of_a_project_is_warned_of(sqlite_cli, tmp_path):
+    sqlite_cli.run()
+    project(tmp_path, 'stor = "other.db"\nkeep = {completed = "30d"}')
+
+    said = sqlite_cli("list", env={"PERDURE_STORE": None, "PERDURE_MODULE": None}, code=3).err
+
+    assert "[tool.perdure] has no setting 'stor'; did you mean 'store'?" in said
+    assert "'keep'" not in said
+
+
 def test_a_broken_project_file_does_not_matter_where_the_store_is_named(sqlite_cli, tmp_path):
     project(tmp_path, "store = [")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from perdure.cli.settings import is_list
 from perdure.errors import InvalidValue, UsageError
 from perdure.limits import PAYLOAD_BYTES_MAX, check_id
 
@@ -55,12 +56,7 @@ def read_arguments(text: str | None, option: str) -> tuple[Any, ...]:
     if text is None:
         return ()
     value = read_json(text, option)
-    return tuple(value) if _is_array(value) else (value,)
-
-
-def _is_array(value: object) -> bool:
-    # A function: inside of it, type checkers lose no type of the members.
-    return isinstance(value, list)
+    return tuple(value) if is_list(value) else (value,)
 
 
 def read_time(text: str, option: str) -> datetime:

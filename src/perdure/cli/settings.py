@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from perdure.cli.render import warn
-from perdure.errors import NotFound, UsageError
+from perdure.errors import NotFound, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from perdure.authoring.policies import Keep
 
 DEFAULT_STORE: Final = "perdure.db"
+_KNOWN: Final = ("store", "module", "keep")
 
 
 @dataclass
@@ -47,6 +48,9 @@ class Settings:
                         "and the code; name them with --store and -m, or make the file your own"
                     )
                 elif table is not None:
+                    for name in sorted(table.keys() - set(_KNOWN)):
+                        meant = did_you_mean(name, _KNOWN)
+                        warn(f"{file}: [tool.perdure] has no setting {name!r}{meant}")
                     return folder, table
         return self.directory, {}
 
@@ -74,8 +78,8 @@ class Settings:
         if self.environ.get("PERDURE_MODULE"):
             return tuple(self.environ["PERDURE_MODULE"].split(","))
         folder, table = self.project
-        written = table.get("module", ())
-        listed = [written] if isinstance(written, str) else list(written)
+        written = table.get("module", [])
+        listed: list[Any] = written if is_list(written) else [written]
         if not all(isinstance(name, str) for name in listed):
             raise UsageError(
                 f"[tool.perdure] module in {folder}/pyproject.toml must be a text or list of them"
@@ -124,6 +128,11 @@ def no_store(url: str) -> NotFound:
         f"there is no store at {shown_store(url)}; name it with --store or $PERDURE_STORE, "
         "or let 'perdure start' or 'perdure worker' create one"
     )
+
+
+def is_list(value: object) -> bool:
+    # A function: inside of it, type checkers lose no type of the members.
+    return isinstance(value, list)
 
 
 def is_empty(path: Path) -> bool:
