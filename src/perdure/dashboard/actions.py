@@ -164,7 +164,8 @@ async def start(service: Service, given: Start) -> StartedDocument:
     is_known = False
     if given.id is not None:
         with suppress(NotFound):
-            is_known = await service.info(given.id) is not None
+            await service.info(given.id)
+            is_known = True
     handle = await service.client.start(
         target, *given.arguments, id=given.id, version=given.version, if_exists="get"
     )

@@ -27,7 +27,7 @@ from perdure.errors import PerdureError
 from perdure.ids import new_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 
     from perdure.dashboard.service import Service
 
@@ -85,7 +85,7 @@ class Changes:
         return f"{self._server}.{self.number}"
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> Generator[None]:
         """Count the time of a read of a tab."""
         if self._reads == 0:
             self._reading_since = time.thread_time()
