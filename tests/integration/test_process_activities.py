@@ -32,6 +32,15 @@ async def test_a_process_activity_runs_in_another_process(make_runtime):
         assert result["pid"] != os.getpid()
 
 
+async def test_no_process_is_left_when_the_runtime_has_stopped(make_runtime):
+    flow = calling(slow_activities.whoami, [1, 2])
+    async with make_runtime([flow, slow_activities]) as runtime:
+        result = await (await runtime.start(flow)).result(HANG_SECONDS)
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(result["pid"], 0)
+
+
 async def test_an_activity_for_which_there_is_no_process_waits_for_one(
     make_environment, monkeypatch
 ):

@@ -1,0 +1,26 @@
+"""The end of an instance is read from the last event of its history."""
+
+import msgspec
+import pytest
+
+from perdure.model import events
+from perdure.model.failures import Failure
+from perdure.model.status import Status
+from perdure.runtime.commit_builder import stored_end
+
+PLACE = {"event_id": 9, "instance_id": "i", "execution_id": 1, "timestamp_ms": 0, "turn": 2}
+
+
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [
+        (events.OrchestrationCompleted(output=msgspec.Raw(b"5"), **PLACE), Status.COMPLETED),
+        (events.OrchestrationFailed(failure=Failure(), **PLACE), Status.FAILED),
+        (events.OrchestrationCancelled(reason="enough", **PLACE), Status.CANCELLED),
+    ],
+)
+def test_the_last_event_says_how_it_ended(last, status):
+    ending = stored_end(last)
+
+    assert ending is not None
+    assert ending[0] is status
