@@ -25,6 +25,7 @@ from perdure import (
     state,
     wait_for_event,
 )
+from perdure.client.rerun import rerun
 from perdure.client.retry import retry
 from perdure.errors import (
     InstanceFinished,
@@ -115,6 +116,18 @@ async def test_a_bug_in_the_code_repeats_no_finished_step(runtime_of):
         kinds = [type(event).__name__ for event in await handle.history()]
     assert len(KEYS["charge"]) == 1
     assert kinds.index("OrchestrationFailed") + 1 == kinds.index("OrchestrationRetried")
+
+
+async def test_a_rerun_counts_the_finished_steps_of_an_undone_turn(tmp_path):
+    BROKEN.add("buggy")
+    async with open_runtime(f"{tmp_path}/store.db") as runtime:
+        await failed(runtime, buggy)
+
+    async with Client(f"{tmp_path}/store.db") as client:
+        await retry(client.provider, "o-1", client.clock)
+        copied = await rerun(client.provider, "o-1", "o-2")
+
+    assert copied.steps_again == 1
 
 
 async def test_a_failed_step_runs_again_with_its_key_and_its_retries(runtime_of):

@@ -11,7 +11,7 @@ import msgspec
 from perdure.authoring.definitions import parse_version
 from perdure.client.moving import current_execution
 from perdure.client.recorded import written_by
-from perdure.client.steps import RUN_BY_WORKERS, read_steps, started_of, steps_of
+from perdure.client.steps import RUN_BY_WORKERS, read_history, started_of, steps_of
 from perdure.client.terminate import operator_lock
 from perdure.codec import require_open
 from perdure.errors import AlreadyExists, InvalidValue, NotFound
@@ -86,7 +86,12 @@ async def rerun(
         envelope(start), condition=EnqueueCondition.ABSENT
     ):
         raise AlreadyExists(f"{new_id!r} exists already; choose another id")
-    again = finished_steps(await read_steps(provider, instance_id, info.execution_id))
+    # Those of a turn that a retry has undone count too: their completions arrive again.
+    again = {
+        event.source_event_id
+        for event in await read_history(provider, instance_id, info.execution_id)
+        if isinstance(event, (events.ActivityCompleted, events.SubOrchestrationCompleted))
+    }
     return Copied(events_kept=0, steps_again=len(again))
 
 
