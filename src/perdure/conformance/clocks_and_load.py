@@ -29,7 +29,7 @@ from perdure.conformance.requires import requires
 from perdure.conformance.sessions import worker
 from perdure.errors import DuplicateEvent, LockLost
 from perdure.limits import BATCH_MESSAGES_MAX
-from perdure.providers.records import ExecutionMetadata, TurnCommit
+from perdure.providers.records import ExecutionMetadata, SessionFetch, TurnCommit
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
@@ -267,6 +267,16 @@ class TestClocksThatGoBack:
 
         assert {(await take(store)).item.instance_id for _ in "xy"} == {"x", "y"}
         assert (await take_work(store)).attempt_count == 2
+
+    async def test_a_session_lasts_as_long_although_the_clock_went_back(self, store: Store) -> None:
+        await enqueue_work(store, activity("x", session="s"), activity("x", 1, 3, session="s"))
+        own, other = (SessionFetch(owner_id=each, lock_timeout_ms=LOCK_MS) for each in "ab")
+        await take_work(store, session=own)
+
+        await store.advance(-3_600_000)
+
+        assert await fetch_work(store, session=other) is None
+        assert (await take_work(store, session=own)).identity.activity_id == 3
 
     async def test_a_long_queue_keeps_its_order_when_the_clock_goes_back(
         self, store: Store

@@ -224,6 +224,18 @@ class TestBlocking:
         assert (await store.admin.export_instance("x")).block is None
         assert (await take(store, "x")).attempt_count == 1
 
+    async def test_a_paused_instance_stays_so_when_its_delay_has_ended(self, store: Store) -> None:
+        await ready(store, "x")
+        held = await take(store, "x")
+        await store.provider.abandon_orchestration_item(held.lock_token, LOCK_MS)
+        await store.admin.suspend_instance("x")
+
+        await store.advance(2 * LOCK_MS)
+
+        assert await fetch(store) is None
+        await store.admin.resume_instance("x")
+        await take(store, "x")
+
     async def test_a_start_that_cannot_run_is_blocked_too(self, store: Store) -> None:
         await enqueue(store, start("x"))
         held = await take(store, "x")
