@@ -6,7 +6,7 @@ import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from perdure.arguments import Duration, to_seconds
 from perdure.authoring import Activity
@@ -144,7 +144,9 @@ class Environment:
 class _JumpingRuntime(Runtime):
     """A runtime whose clock jumps while a caller waits for a result."""
 
-    clock: ManualClock
+    @property
+    def _jumps(self) -> ManualClock:
+        return cast("ManualClock", self.clock)
 
     async def _wait_finished(
         self, instance_id: str, finished: Finished | None, deadline_ms: int | None
@@ -160,15 +162,15 @@ class _JumpingRuntime(Runtime):
                 await self.settle()
                 if task.done():
                     return task.result()
-                due_ms = self.clock.next_due_ms()
+                due_ms = self._jumps.next_due_ms()
                 if (
                     due_ms is None
-                    or due_ms - self.clock.now_ms() > _HORIZON_MS
+                    or due_ms - self._jumps.now_ms() > _HORIZON_MS
                     or await self._is_blocked(instance_id, is_thorough=jumps % 50 == 0)
                 ):
                     raise Stuck(await self._describe_waits())
                 jumps += 1
-                self.clock.advance(max(0, due_ms - self.clock.now_ms()))
+                self._jumps.advance(max(0, due_ms - self._jumps.now_ms()))
         finally:
             if not task.done():
                 task.cancel()
@@ -197,12 +199,12 @@ class _JumpingRuntime(Runtime):
     async def advance_to(self, target_ms: int) -> None:
         while True:
             await self.settle()
-            due_ms = self.clock.next_due_ms()
+            due_ms = self._jumps.next_due_ms()
             if due_ms is None or due_ms > target_ms:
-                self.clock.advance(target_ms - self.clock.now_ms())
+                self._jumps.advance(target_ms - self._jumps.now_ms())
                 await self.settle()
                 return
-            self.clock.advance(max(0, due_ms - self.clock.now_ms()))
+            self._jumps.advance(max(0, due_ms - self._jumps.now_ms()))
 
     async def _describe_waits(self) -> str:
         lines = ["nothing will happen any more; unfinished instances:"]
