@@ -37,7 +37,7 @@ from perdure.limits import JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
 from perdure.own_types import OwnTypes, is_equal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from perdure.own_types import CodecType
 
@@ -45,6 +45,8 @@ _SEALED: Final = b'{"$perdure":'
 """The first bytes of a sealed payload. ``data >= _SEALED`` is a quick first test for them."""
 _SEALED_TEXT: Final = _SEALED.decode()
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+_kind: Final = cast("Callable[[object], type[Any]]", type)
+"""``type``, without the narrowing that type checkers apply to comparisons with it."""
 EXACT: Final = _SCALARS | {bytes, Decimal, UUID, date, timedelta}
 """A value of exactly such a class comes back equal if it is annotated with it."""
 _ROWS: Final = frozenset({list, tuple})
@@ -301,7 +303,7 @@ def _text_size(value: Any) -> int:
         row = rows.pop()
         left -= len(row)
         for each in islice(row, _MEASURED_IN_ROW_MAX):
-            kind: Any = type(each)
+            kind = _kind(each)
             if kind in _NUMBERS:
                 continue
             if kind in _TEXTS:
@@ -588,11 +590,6 @@ def field_names(value: Any) -> tuple[str, ...] | None:
     if hasattr(kind, "__attrs_attrs__"):
         return tuple(attribute.name for attribute in kind.__attrs_attrs__)
     return None
-
-
-def _kind(value: object) -> type[Any]:
-    """Return ``type(value)`` without the narrowing that type checkers apply to comparisons."""
-    return type(value)
 
 
 def _missing_key(written: Mapping[Any, Any], read: Mapping[Any, Any], path: str) -> str | None:
