@@ -534,6 +534,24 @@ def test_the_row_of_a_step_with_an_error_shows_its_whole_error_and_place(served,
 
 
 @once
+def test_a_step_that_is_tried_again_shows_its_failure_and_the_pause_after_it(tab):
+    tab.visit("/run?id=retry-1")
+    lane = tab.page.locator(".line.retrying .lane")
+    for part, number in ((".mark.failed", 1), (".pause", 1), (".future", 1), (".open", 0)):
+        expect(lane.locator(part)).to_have_count(number)
+
+
+@once
+def test_a_narrow_window_has_the_time_of_a_step_below_its_text(served, new_tab):
+    tab = new_tab(served.tab.address, viewport={"width": 360, "height": 800})
+    row = tab.load("/run?id=o-1").locator(".line", has_text="price")
+    text, lane = (row.locator(part).bounding_box() for part in (".text", ".lane"))
+    assert lane["y"] >= text["y"] + text["height"] / 2
+    assert lane["width"] > 300
+    assert not row.locator(".text").evaluate("it => it.scrollWidth > it.clientWidth")
+
+
+@once
 def test_no_view_is_too_wide_and_axe_finds_nothing(served, new_tab):
     tab = new_tab(served.tab.address, bypass_csp=True)  # for the script of axe, not for the page
     tab.load("/")

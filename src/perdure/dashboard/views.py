@@ -330,20 +330,18 @@ async def store(service: Service) -> StoreDocument:
         query = f"status:ended parent:none completed:>{days}d"
         number = await service.admin.count_instances(ended)
         kept.append(Kept(days, number, query, f"perdure purge --query '{query}' --dry-run"))
-    return StoreDocument(
-        info.provider,
-        info.provider_version,
-        info.location,
-        info.schema_version,
-        info.size_bytes,
-        info.moved_to,
-        info.details,
-        metrics.total_instances,
-        metrics.total_executions,
-        metrics.total_events,
-        await service.admin.count_instances(InstanceQuery(created_after=now - timedelta(days=1))),
-        each,
-        kept,
+    lately = InstanceQuery(created_after=now - timedelta(days=1))
+    return filled(
+        StoreDocument,
+        info,
+        version=info.provider_version,
+        schema=info.schema_version,
+        instances=metrics.total_instances,
+        executions=metrics.total_executions,
+        events=metrics.total_events,
+        started_in_a_day=await service.admin.count_instances(lately),
+        bytes_of_an_instance=each,
+        kept=kept,
     )
 
 
