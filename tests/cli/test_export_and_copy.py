@@ -487,7 +487,14 @@ def queue(instance, kind, body, **routing):
     instance.setdefault("messages", []).append(entry)
 
 
+def shift_turns(instance):
+    for record in instance["executions"][0]["history"]:
+        record["event"]["turn"] += 1
+
+
 FORGERIES = {
+    "history that begins with its second turn": shift_turns,
+    "neither history nor start": lambda i: i.update(executions=[], messages=[], work=[]),
     "event of another instance": lambda i: event_at(i, 1).update(instance_id="p-1"),
     "event of another execution": lambda i: event_at(i, 1).update(execution_id=7),
     "missing event": lambda i: i["executions"][0]["history"].pop(1),

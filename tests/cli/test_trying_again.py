@@ -45,12 +45,14 @@ def test_retry_lets_a_failed_instance_go_on_in_its_execution(cli):
 
     said = cli("retry", "f-1").out
     alive = status_of(cli, "f-1")
+    checked = cli("db", "check", "-o", "json").json
     cli.run(("h-1", flows.hello, "x"), ("f-1", flows.failing, "boom"))
 
     document = cli("show", "f-1", "-o", "json").json
     kinds = [event["type"] for event in cli("history", "f-1", "-o", "json").json]
     assert "retried f-1: goes on, 1 finished step stays finished; again: fail" in said
     assert alive == "Running"
+    assert checked == {"instances_checked": 1, "damages": []}
     assert (document["status"], document["execution"]) == ("Failed", 1)
     assert kinds.count("ActivityScheduled") == 2
     assert kinds[-3:] == ["OrchestrationRetried", "ActivityFailed", "OrchestrationFailed"]

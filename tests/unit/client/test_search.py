@@ -156,6 +156,18 @@ def test_a_pattern_finds_what_lies_behind_the_newest_page():
     assert cursor is not None
 
 
+def test_a_pattern_that_fits_several_names_finds_each_of_them():
+    async def question(admin):
+        selection = parse_search("name:import_*", NOW)
+        return await selection.page(admin, limit=10), await selection.count(admin)
+
+    names = (*("import_mail",) * 2, *("order",) * 700, "import_feed", "import_mail")
+    (page, cursor), count = ask(names, question)
+
+    assert [info.instance_id for info in page] == ["i-703", "i-702", "i-1", "i-0"]
+    assert (cursor, count) == (None, 4)
+
+
 def test_a_pattern_that_fits_no_name_finds_nothing():
     async def question(admin):
         selection = parse_search("name:nobody*", NOW)
