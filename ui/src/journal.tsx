@@ -235,7 +235,7 @@ function StepLine(given: { run: Details; line: Line; scale: Scale; nowMs: number
             <i>await</i> {step.call}
             {given.instead ? <b class="error"> but the code did {given.instead}</b> : <Outcome step={step} attempt={attempt} nowMs={nowMs} />}
           </span>
-          <span class="site">{step.site}</span>
+          <span class="site" title={step.site}>{step.site.split("/").pop()}</span>
         </button>
         {step.child && (
           <button class="quiet child" aria-expanded={given.isOpen} aria-label={`steps of ${step.child}`} onClick={given.openChild}>
