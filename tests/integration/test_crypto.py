@@ -109,6 +109,7 @@ async def flow(card: str) -> list[str]:
     seen.append(await instance("other").state("card", str))
     seen.append(await wait_for_event("card", str))
     seen.append(await next_message("cards", str))
+    set_custom_status(None)
     return [*seen, state["card"]]
 
 
@@ -174,6 +175,7 @@ async def test_nothing_secret_is_readable_in_the_store_and_keys_can_be_replaced(
     async with Runtime(store, HANDLERS, codec=both) as runtime:
         handle = runtime.get("x")
         assert await handle.result(HANG_SECONDS) == [SECRET] * 10
+        assert (await handle.describe()).custom_status is None
     assert SECRET.encode() not in stored(tmp_path)
     async with Client(store, codec=CODEC) as client:
         with pytest.raises(CannotUnwrap, match="it needs the key 'new'; there are: old"):

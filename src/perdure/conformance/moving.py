@@ -204,22 +204,22 @@ class TestImport:
         assert await fetch(store) is None
         assert await fetch_work(store) is None
 
-    async def test_a_snapshot_with_a_bad_message_is_refused(self, store: Store) -> None:
-        await create(store, "x")
+    @pytest.mark.parametrize("part", ["messages", "work"])
+    async def test_a_snapshot_with_a_bad_item_is_refused(self, store: Store, part: str) -> None:
+        await create(store, "x", worker_items=(activity("x"),))
         await enqueue(store, raised("x"))
         snapshot = await store.admin.export_instance("x")
         await store.admin.delete_instances_atomic(["x"], force=True)
-        (queued,) = snapshot.messages
-        bad = msgspec.structs.replace(queued.message, kind="")
+        (queued,) = getattr(snapshot, part)
+        bad = {"kind": ""} if part == "messages" else {"name": ""}
+        item = msgspec.structs.replace(queued.message, **bad)
+        items = (msgspec.structs.replace(queued, message=item),)
 
         with pytest.raises(InvalidValue):
-            await store.admin.import_instance(
-                msgspec.structs.replace(
-                    snapshot, messages=(msgspec.structs.replace(queued, message=bad),)
-                )
-            )
+            await store.admin.import_instance(msgspec.structs.replace(snapshot, **{part: items}))
 
         assert await store.admin.count_instances() == 0
+        assert await fetch_work(store) is None
 
     async def test_an_instance_survives_the_way_to_another_store_and_back(
         self, store: Store
