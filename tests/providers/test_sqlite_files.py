@@ -237,6 +237,11 @@ def test_a_missing_directory_is_named_and_not_created(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_a_directory_that_takes_no_files_is_named():
+    assert "cannot create '/proc/perdure.db'" in refusal_of(Path("/proc/perdure.db")).message
+
+
 def test_a_directory_is_no_store(tmp_path):
     assert isinstance(refusal_of(tmp_path), StoreRefused)
 

@@ -93,19 +93,26 @@ def reserve_log(path: Path) -> None:
         pass  # no room, no such files here, or another process was faster
 
 
+_CREATE_ATTEMPTS: Final = 20
+"""In a directory such as /proc no file can be created, and the error is that of a lost draft."""
+
+
 def _create(path: Path) -> None:
     """Put an empty file in place in one step, so that it cannot have been opened before."""
+    attempts_left = _CREATE_ATTEMPTS
     while path.parent.is_dir():
+        attempts_left -= 1
         try:
             with draft_beside(path) as draft:
                 draft.put_in_place()
         except FileExistsError:
             return  # another process was faster, and that is as good
-        except FileNotFoundError:
-            continue  # another process took the draft for one of a killed process
         except OSError as error:
-            raise cannot_create(path, error) from error
-        return
+            # Another process may have taken the draft for one of a killed process.
+            if not (isinstance(error, FileNotFoundError) and attempts_left):
+                raise cannot_create(path, error) from error
+        else:
+            return
     _check_directory(path)
 
 
