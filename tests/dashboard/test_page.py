@@ -146,7 +146,7 @@ def test_failed_and_blocked_runs_are_retried_from_home_and_errors(tab):
     row = tab.page.locator(".line.blocked", has_text='wait_for_event("go")')
     row.get_by_text('the code did activity price("o-7")').wait_for()
     tab.see("Retry helps only after such a deploy")
-    tab.see("Arrived, delivered when the run goes on: event go")
+    tab.see("Has arrived, and the code gets it when the run goes on: event go")
     tab.press("Retry")
     tab.confirm("Retry")
     tab.see_run("blocked")

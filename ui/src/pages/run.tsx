@@ -91,7 +91,7 @@ const ADVICE: Record<string, string> = {
   retrying: "Nothing needs to be done: the next attempt begins by itself. If the cause stays, fix and deploy, or cancel.",
   sleeping: "Nothing needs to be done: it wakes up by itself.",
   blocked: "Nothing is lost. Deploy code that fits, and it goes on by itself; or retry now.",
-  changed: "Nothing is lost. The code was changed while the run was in progress, or it is not deterministic: deploy code that fits the history, and the run goes on by itself. Retry helps only after such a deploy.",
+  changed: "Nothing is lost. The code was changed while the run was in progress, or it is not deterministic. Deploy code that makes the calls of the history: a worker then continues the run. Retry helps only after such a deploy.",
   failed: "Fix the cause, then retry: it goes on from where it failed, and finished steps stay finished.",
   paused: "Resume lets it go on from where it stands.",
   pending: "A worker that has its code takes it up: perdure worker MODULE",
@@ -105,7 +105,7 @@ function Now({ run, again }: { run: Details; again: () => void }) {
   const isHeld = word === "blocked" || word === "paused";
   const waits = isHeld ? [] : run.steps.filter((step) => step.state === "open" && (step.kind === "event" || step.kind === "message"));
   const actions = fitting(run.status).filter((action) => may(action === "terminate" || action === "delete" ? "admin" : "operate"));
-  const advice = waits.length && word === "waiting" ? (may("operate") ? "Send the answer to let it go on." : "It goes on when the answer is sent.") : ADVICE[isChanged ? "changed" : word];
+  const advice = waits.length && word === "waiting" ? (may("operate") ? `Send the ${waits[0].kind} to let it go on.` : `It goes on when the ${waits[0].kind} is sent.`) : ADVICE[isChanged ? "changed" : word];
   return (
     <section class={`now-card ${word}`} aria-label="What it is doing">
       <p class="sentence">
@@ -164,7 +164,7 @@ function Arrived({ run }: { run: Details }) {
     );
   return (
     <>
-      {line("Arrived, delivered when the run goes on", run.unread.filter(isAwaited))}
+      {line("Has arrived, and the code gets it when the run goes on", run.unread.filter(isAwaited))}
       {line("Arrived and not asked for yet", run.unread.filter((each) => !isAwaited(each)))}
     </>
   );
@@ -194,20 +194,16 @@ function Why({ run }: { run: Details }) {
 }
 
 function Side({ title, text }: { title: string; text: string }) {
-  const { op, what, site } = sideOf(text);
+  const { what, site } = sideOf(text);
   return (
     <div>
       <h2 class="sub">{title}</h2>
       <pre tabIndex={0}>{what}</pre>
-      <p class="dim">
-        {op && `step ${op}`}
-        {site && (
-          <>
-            {" "}
-            at <code>{site}</code>
-          </>
-        )}
-      </p>
+      {site && (
+        <p class="dim">
+          at <code>{site}</code>
+        </p>
+      )}
     </div>
   );
 }
