@@ -144,3 +144,33 @@ async def test_a_worker_that_takes_an_instance_over_tells_those_that_wait_for_it
         await second.raise_event("a-1", "spend")
         await second.raise_event("a-1", "close")
         assert await second.get("h-1", heir).result(HANG_SECONDS) == 0
+
+
+async def test_those_that_wait_are_told_of_the_end_of_a_later_execution():
+    @orchestration
+    async def renewed(again: bool) -> int:
+        await wait_for_event("go")
+        return continue_as_new(False) if again else 7
+
+    @orchestration
+    async def heir() -> int:
+        return await instance("a-1", int).result()
+
+    # A later look comes after an hour: only the notice can be the answer.
+    options = RuntimeOptions(poll_interval=3600)
+    async with Runtime("memory:", [renewed, heir], options=options) as runtime:
+        watched = await runtime.start(renewed, True, id="a-1")
+        waiting = await runtime.start(heir)
+
+        async def is_watched():
+            return any(type(event) is WatcherAdded for event in await watched.history())
+
+        async def has_continued():
+            return (await watched.describe()).execution_id == 2
+
+        await until(is_watched)
+        await watched.raise_event("go")
+        await until(has_continued)
+        await watched.raise_event("go")
+
+        assert await waiting.result(HANG_SECONDS) == 7
