@@ -367,6 +367,20 @@ class TestReturning:
         expected = texts([*sent[10:], late, completion("a")])
         assert sorted(bodies(following)) == sorted(expected)
 
+    @requires("durable")
+    async def test_mail_that_was_not_wanted_waits_after_reopening_too(self, store: Store) -> None:
+        await flood(store, "a", 3)
+        fetched = await take(store, "a")
+        await store.provider.ack_orchestration_item(
+            fetched.lock_token, TurnCommit(execution_id=1, consumed=(), returned=ids(fetched))
+        )
+
+        await store.reopen()
+
+        assert await fetch(store) is None
+        await enqueue(store, completion("a"))
+        assert len((await take(store, "a")).item.messages) == 4
+
     async def test_a_lock_that_expires_frees_the_mail_again(self, store: Store) -> None:
         sent = await flood(store, "a", BATCH_MESSAGES_MAX + 1)
         fetched = await take(store, "a")

@@ -75,7 +75,7 @@ SELECT instance_key, execution_id, count(*), min(event_id), max(event_id), sum(o
 FROM history WHERE instance_key"""
 _EVENTS: Final = """
 SELECT instance_key, execution_id, rowid, event_id, data FROM history WHERE instance_key"""
-_FACTS: Final = ("lock_token", "suspended", "not_before", "block", "touched_at")
+_FACTS: Final = ("lock_token", "suspended", "not_before", "block", "touched_at", "mail_held")
 """A readiness row without any of these follows from the queue, and is in no file."""
 
 
