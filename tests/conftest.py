@@ -1,5 +1,7 @@
 """Shared by all tests: the kit's fixtures, no deadline for examples, the summary of skips."""
 
+import logging
+import os
 from collections import Counter
 
 import pytest
@@ -20,6 +22,14 @@ settings.load_profile("any machine")
 def commits_are_validated(monkeypatch):
     """Let stores validate the commits of runtimes too, which they trust otherwise."""
     monkeypatch.setattr(validation, "TrustedCommit", None)
+
+
+@pytest.fixture(autouse=True)
+def no_log_file_is_left_open():
+    """A log file of one test would be written by the next ones, when its directory is gone."""
+    yield
+    left = [each for each in logging.getLogger().handlers if isinstance(each, logging.FileHandler)]
+    assert [each.baseFilename for each in left if each.baseFilename != os.devnull] == []
 
 
 def pytest_terminal_summary(terminalreporter):

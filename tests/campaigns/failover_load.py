@@ -97,9 +97,6 @@ class Record:
         self._file = os.open(
             place.records / f"{name}.jsonl", os.O_CREAT | os.O_APPEND | os.O_WRONLY
         )
-        logging.basicConfig(
-            filename=place.records / f"{name}.log", level=logging.WARNING, force=True
-        )
 
     def trying(self, what: str, instance_id: str, value: object = None) -> None:
         self._write("try", what, instance_id, value)
@@ -138,12 +135,18 @@ class Record:
 # --- processes
 
 
+def _record_of_process(place: Place, name: str) -> Record:
+    """Return the record of this process, and send its log to a file beside the record."""
+    logging.basicConfig(filename=place.records / f"{name}.log", level=logging.WARNING, force=True)
+    return Record(place, name)
+
+
 async def work(place: Place, name: str) -> None:
     """A worker that also starts instances of its own, by the shorter way of a runtime.
 
     Told to stop, it starts no more and works on until it is killed.
     """
-    record = Record(place, name)
+    record = _record_of_process(place, name)
     results: set[asyncio.Task[Any]] = set()
     async with until_told() as told, Runtime(place.provider(), HANDLERS) as runtime:
         for number in itertools.count():
@@ -162,7 +165,7 @@ async def work(place: Place, name: str) -> None:
 
 async def call(place: Place, name: str, seed: int) -> None:
     """A client: starts instances, tells them things and reads their results."""
-    record = Record(place, name)
+    record = _record_of_process(place, name)
     async with until_told() as told, Client(place.provider()) as client:
         numbers = itertools.count()
         rng = random.Random(seed)
