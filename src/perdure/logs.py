@@ -31,6 +31,7 @@ def redact_logs(redact: Callable[[str], str]) -> None:
 
     It is called with each text argument of a record and with each traceback, and returns what is
     written instead: ``redact_logs(lambda text: re.sub(r"sk_live_[0-9a-z]+", "***", text))``.
+    If it raises, the text is not written, and the record names the error.
     """
     global _redact  # noqa: PLW0603
     _redact = redact
@@ -57,12 +58,20 @@ def _make_safe(record: logging.LogRecord) -> bool:
 def _safe(value: Any) -> Any:
     if isinstance(value, (int, float)):
         return value
-    return _shortened(clean(_redact(str(value))), _TEXT_CHARACTERS_MAX)
+    return _shortened(clean(_redacted(value)), _TEXT_CHARACTERS_MAX)
 
 
 def _block(text: str) -> str:
-    lines = clean_block(_redact(text)).rstrip().splitlines()
+    lines = clean_block(_redacted(text)).rstrip().splitlines()
     return _shortened("\n".join(f"  {line}" for line in lines), _TRACEBACK_CHARACTERS_MAX)
+
+
+def _redacted(value: Any) -> str:
+    """Return the redacted text of a value. Code of the program that raises must not stop work."""
+    try:
+        return str(_redact(str(value)))
+    except Exception as error:  # noqa: BLE001 - it may raise anything
+        return f"(not written: {type(error).__name__} in redact_logs or in the text itself)"
 
 
 def _shortened(text: str, maximum: int) -> str:

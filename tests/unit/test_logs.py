@@ -57,6 +57,24 @@ def test_a_function_of_the_user_redacts_arguments_and_tracebacks(caplog):
     assert "wrong key ***" in caplog.text
 
 
+class Unprintable(Exception):
+    def __str__(self):
+        raise KeyError("no text")
+
+
+def test_a_text_that_cannot_be_made_or_redacted_names_the_error_and_stops_nothing(caplog):
+    log.warning("it failed: %s", Unprintable())
+    redact_logs(lambda text: text[1_000])
+    try:
+        raise ValueError("secret")
+    except ValueError:
+        log.exception("it failed: %s", "secret")
+    written = "".join(lines(caplog))
+    assert "it failed: (not written: KeyError" in written
+    assert written.count("(not written: IndexError in redact_logs or in the text itself)") == 2
+    assert "secret" not in written
+
+
 def test_json_is_one_object_a_line_with_the_fields(caplog):
     try:
         raise ValueError(FORGED)
