@@ -1,8 +1,12 @@
 """The test environment that users get: jumping clock, substitutes, replays, crashes."""
 
 import asyncio
+from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
+from functools import partial
 from types import ModuleType
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -112,6 +116,81 @@ async def test_a_substitute_takes_the_place_of_an_activity_of_a_module():
     vars(module).update(crawl=crawl, fetch=fetch)
     async with Environment([module], substitutes={fetch: lambda url: f"page of {url}"}) as env:
         assert await env.run(crawl, "x") == "PAGE OF X"
+
+
+@dataclass
+class Parcel:
+    order: str
+    weight: Decimal
+
+
+class Lost(Exception):
+    pass
+
+
+@activity(raises=[Lost])
+async def send(parcel: Parcel, /, *, express: bool = False) -> Parcel:
+    raise AssertionError("no parcels in tests")
+
+
+class Carrier:
+    @activity
+    async def pick_up(self, parcel: Parcel) -> Parcel:
+        raise AssertionError("no parcels in tests")
+
+    def send(self, parcel):
+        return Parcel(parcel.order, parcel.weight * 2)
+
+
+@orchestration
+async def shipping(parcel: Parcel) -> Parcel:
+    return await Carrier.pick_up(await send(parcel, express=True))
+
+
+def double(parcel, express):
+    assert express
+    return Parcel(parcel.order, parcel.weight * 2)
+
+
+@pytest.mark.parametrize(
+    "substitute",
+    [
+        double,
+        lambda *args, **_: double(*args, express=True),
+        Mock(side_effect=double),
+        AsyncMock(side_effect=double),
+        partial(lambda factor, parcel, **_: Parcel(parcel.order, parcel.weight * factor), 2),
+    ],
+)
+async def test_a_substitute_gets_and_returns_values_of_the_types_of_the_activity(substitute):
+    substitutes = {send: substitute, Carrier.pick_up: Carrier().send}
+    async with Environment([shipping], substitutes=substitutes) as env:
+        result = await env.run(shipping, Parcel("o-1", Decimal("1.5")))
+
+    assert result == Parcel("o-1", Decimal("6.0"))
+
+
+async def test_a_substitute_may_take_fewer_arguments_and_raise_what_the_activity_declares():
+    def lose(parcel):
+        raise Lost(parcel.order)
+
+    @orchestration
+    async def careful(parcel: Parcel) -> str:
+        try:
+            await send(parcel)
+        except Lost as error:
+            return f"lost {error}"
+        return "sent"
+
+    async with Environment([careful], substitutes={send: lose}) as env:
+        assert await env.run(careful, Parcel("o-1", Decimal(1))) == "lost o-1"
+
+
+def test_a_substitute_that_cannot_be_called_is_refused():
+    with pytest.raises(
+        UsageError, match="the substitute of activity 'send' is 'sent', and no func"
+    ):
+        Environment([shipping], substitutes={send: "sent"})
 
 
 async def test_waiting_for_what_never_comes_is_an_error_that_names_it():

@@ -82,14 +82,19 @@ class _Handler(Generic[P, R]):
 
     kind: str
 
-    def __init__(self, fn: Callable[..., Any], name: str | None) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        name: str | None,
+        stands_for: HandlerSignature | None = None,
+    ) -> None:
         if not inspect.isfunction(fn):
             named = f"; write @{self.kind}(name={fn!r})" if isinstance(fn, str) else ""
             raise UsageError(f"@{self.kind} takes a plain function, not {fn!r}{named}")
         self.fn: Callable[P, Any] = fn
         """The plain function; if it is async, it returns a coroutine."""
         self.name: str = limits.check_id(fn.__name__ if name is None else name, "name")
-        self.signature = HandlerSignature(fn, f"{self.kind} {self.name!r}")
+        self.signature = HandlerSignature(fn, f"{self.kind} {self.name!r}", stands_for)
         update_wrapper(cast("Any", self), fn)
 
     def _rebuild_dict(self) -> None:
@@ -136,8 +141,9 @@ class Activity(_Handler[P, R]):
         *,
         name: str | None = None,
         options: ActivityOptions | None = None,
+        stands_for: HandlerSignature | None = None,
     ) -> None:
-        super().__init__(fn, name)
+        super().__init__(fn, name, stands_for)
         if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
             raise UsageError(f"activity {self.name!r} is a generator: return the values instead")
         self.is_async: bool = inspect.iscoroutinefunction(fn)

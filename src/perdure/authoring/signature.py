@@ -20,7 +20,7 @@ from perdure.codec import EXACT, Compared, difference, is_exact
 from perdure.errors import PayloadError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from perdure.codec import Codec
 
@@ -61,14 +61,21 @@ class _Types(msgspec.Struct, frozen=True):
 class HandlerSignature:
     """Binds, writes and reads the arguments and the result of one function.
 
-    ``self`` of a method and the parameters that the runtime passes are no part of them.
+    ``self`` of a method and the parameters that the runtime passes are no part of them. A function
+    that stands in for another one has the types and defaults of that where it names none, and all
+    of its parameters where it names no parameters: ``*args``.
     """
 
-    def __init__(self, fn: Callable[..., Any], label: str) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], label: str, stands_for: HandlerSignature | None = None
+    ) -> None:
         self._fn = fn
         self._label = label
+        self._stands_for = stands_for
         self._types: _Types | None = None
         given = inspect.signature(fn)
+        if stands_for is not None:
+            given = stands_for.complete(given)
         self.resources = tuple(p.name for p in given.parameters.values() if p.default is RESOURCE)
         """The names of the parameters that the runtime passes."""
         own = [p for p in given.parameters.values() if p.name not in self.resources]
@@ -154,6 +161,21 @@ class HandlerSignature:
         added = self._parameters[len(older._parameters) :]
         return next((p.name for p in added if p.default is p.empty), None)
 
+    def complete(self, own: inspect.Signature) -> inspect.Signature:
+        """Return the signature with the defaults of this one, or with its parameters."""
+        parameters = list(own.parameters.values())
+        if any(parameter.kind in _REFUSED for parameter in parameters):
+            return self._signature
+        for position, theirs in enumerate(self._parameters[: len(parameters)]):
+            if parameters[position].default is _Parameter.empty:
+                parameters[position] = parameters[position].replace(default=theirs.default)
+        return own.replace(parameters=parameters)
+
+    def hints_for(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the types of this signature for parameters of these names, by position."""
+        types = self._types or self._resolve()
+        return dict(zip(names, types.arguments, strict=False)) | {"return": types.result}
+
     def check_annotations(self, codec: Codec) -> None:
         """Resolve every annotation; raise UsageError for one that no value can be read as."""
         types = self._types or self._resolve()
@@ -204,6 +226,9 @@ class HandlerSignature:
         Kept in an ordinary attribute: on 3.11 a cached_property slows down all other attributes.
         """
         hints = self._hints()
+        if self._stands_for is not None:
+            own = {name: hint for name, hint in hints.items() if hint is not Any}
+            hints = self._stands_for.hints_for(p.name for p in self._parameters) | own
         arguments = [_readable(hints.get(p.name, Any)) for p in self._parameters]
         self._types = _Types(
             arguments=arguments,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -53,10 +54,10 @@ class Environment:
     ``async with Environment([checkout, charge]) as env: assert await env.run(checkout, 1) == ...``
 
     Time stands still until the test waits for a result; then the clock jumps from one due timer to
-    the next, so that a 30-day wait takes milliseconds. ``substitutes`` maps activities to plain
-    functions that run instead of them. ``resources`` are the objects that activities take by
-    annotation; the ``lifespan`` of a module is not run. The store is in memory, because a store
-    with its own threads would be at work while the clock jumps.
+    the next, so that a 30-day wait takes milliseconds. ``substitutes`` maps activities to
+    functions or mocks that run instead of them, with the same types. ``resources`` are the objects
+    that activities take by annotation; the ``lifespan`` of a module is not run. The store is in
+    memory, because a store with its own threads would be at work while the clock jumps.
 
     Orchestrations that read the clock, random numbers or the environment, or forget an ``await``,
     are refused with their lines.
@@ -253,13 +254,36 @@ def _substituted(
     chosen += [
         # Executor and transaction are settings of the replaced function.
         Activity(
-            function,
+            _as_function(activity, substitute),
             name=activity.name,
             options=replace(activity.settings, executor=None, transactional=False),
+            stands_for=activity.signature,
         )
-        for activity, function in substitutes.items()
+        for activity, substitute in substitutes.items()
     ]
     return chosen
+
+
+def _as_function(activity: Activity[..., Any], substitute: Any) -> Callable[..., Any]:
+    """Return a plain function that calls the substitute: a mock, a partial, a method."""
+    if not callable(substitute):
+        raise UsageError(
+            f"the substitute of activity {activity.name!r} is {substitute!r}, and no function: "
+            "substitutes maps an activity to a function, such as lambda order: 'receipt'"
+        )
+    if inspect.isfunction(substitute):
+        return substitute
+    if inspect.iscoroutinefunction(substitute):
+
+        async def wait(*args: Any, **kwargs: Any) -> Any:
+            return await substitute(*args, **kwargs)
+
+        return wait
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return substitute(*args, **kwargs)
+
+    return call
 
 
 def assert_replays(
