@@ -11,6 +11,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from perdure import (
+    RESOURCE,
     SqliteProvider,
     activity,
     continue_as_new,
@@ -203,6 +204,14 @@ async def test_waiting_for_what_never_comes_is_an_error_that_names_it():
             await env.run(hopeful)
 
 
+async def test_the_methods_of_a_client_are_those_of_the_runtime(make_environment):
+    async with make_environment([busy, child, add]) as env:
+        with pytest.raises(AttributeError, match=r"no 'resolve'; write env\.runtime\.resolve$"):
+            await env.resolve("approval", True)
+        with pytest.raises(AttributeError, match=r"no 'nothing'$"):
+            env.nothing()
+
+
 async def test_what_is_not_registered_is_named():
     @activity
     async def forgotten() -> None: ...
@@ -279,6 +288,28 @@ async def test_a_workflow_survives_a_crash_at_every_commit():
     )
 
     assert crashes > 20
+
+
+async def test_a_crash_test_takes_substitutes_and_resources():
+    @activity
+    async def weigh(parcel: Parcel, *, scale: Decimal = RESOURCE) -> Parcel:
+        return Parcel(parcel.order, parcel.weight * scale)
+
+    @orchestration
+    async def weighing(parcel: Parcel) -> Parcel:
+        return await send(await weigh(parcel), express=True)
+
+    mock = Mock(side_effect=double)
+    crashes = await assert_crash_safe(
+        weighing,
+        Parcel("o-1", Decimal(1)),
+        handlers=[weighing, weigh],
+        substitutes={send: mock},
+        resources=[Decimal(3)],
+    )
+
+    assert crashes > 4
+    mock.assert_called_with(Parcel("o-1", Decimal(3)), express=True)
 
 
 async def test_a_workflow_that_keeps_secrets_from_its_history_is_caught():

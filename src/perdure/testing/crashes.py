@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from functools import partial
 from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from perdure.clock import ManualClock
@@ -15,9 +17,9 @@ from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
 from perdure.testing.environment import Environment
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from perdure.authoring import Orchestration
+    from perdure.authoring import Activity, Orchestration
 
     Around: TypeAlias = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
@@ -68,21 +70,25 @@ async def assert_crash_safe(
     *args: Any,
     handlers: Iterable[object],
     events: Sequence[tuple[str, object]] = (),
+    substitutes: Mapping[Activity[..., Any], Callable[..., Any]] = MappingProxyType({}),
+    resources: Iterable[object] = (),
 ) -> int:
     """Run an orchestration once undisturbed, then with a crash before and after each commit.
 
     Raises AssertionError unless every run ends with the same result or the same kind of failure.
-    ``events`` are raised right after the start. Returns the number of crashes. Activities run again
-    after a crash, as they do in production, so it must be harmless to repeat them.
+    ``events`` are raised right after the start; ``substitutes`` and ``resources`` are those of an
+    Environment. Returns the number of crashes. Activities run again after a crash, as they do in
+    production, so it must be harmless to repeat them.
     """
-    chosen = list(handlers)
+    make = partial(Environment, list(handlers), substitutes=substitutes, resources=tuple(resources))
     clock = ManualClock()
     undisturbed = CrashPoint(InMemoryProvider(store=MemoryStore(clock)))
-    expected = await _Process(chosen, clock, undisturbed.provider).run(orchestration, args, events)
+    process = _Process(make(provider=undisturbed.provider, clock=clock))
+    expected = await process.run(orchestration, args, events)
     crashes = 0
     for point in range(1, undisturbed.commits + 1):
         for phase in ("before", "after"):
-            found = await _with_crash(chosen, orchestration, args, events, point, phase)
+            found = await _with_crash(make, orchestration, args, events, point, phase)
             crashes += 1
             assert found == expected, (
                 f"after a crash {phase} commit {point} of {undisturbed.commits}, "
@@ -92,7 +98,7 @@ async def assert_crash_safe(
 
 
 async def _with_crash(
-    handlers: list[object],
+    make: Callable[..., Environment],
     orchestration: Orchestration[..., Any],
     args: tuple[Any, ...],
     events: Sequence[tuple[str, object]],
@@ -102,7 +108,7 @@ async def _with_crash(
     clock = ManualClock()
     inner = InMemoryProvider(store=MemoryStore(clock))
     crashing = CrashPoint(inner, point, phase)
-    first = _Process(handlers, clock, crashing.provider)
+    first = _Process(make(provider=crashing.provider, clock=clock))
     running = asyncio.ensure_future(first.run(orchestration, args, events))
     crashed = asyncio.ensure_future(crashing.crashed.wait())
     await asyncio.wait((running, crashed), return_when=asyncio.FIRST_COMPLETED)
@@ -112,7 +118,7 @@ async def _with_crash(
     await first.crash(running)
     survivor = InMemoryProvider(store=MemoryStore(clock))
     await _copy(inner, survivor)
-    second = _Process(handlers, clock, survivor)
+    second = _Process(make(provider=survivor, clock=clock))
     return await second.run(orchestration, args, events[first.events_sent :])
 
 
@@ -129,8 +135,8 @@ async def _copy(source: Provider, target: Provider) -> None:
 class _Process:
     """Stands for one process, from its start to its end or its crash."""
 
-    def __init__(self, handlers: list[object], clock: ManualClock, provider: Provider) -> None:
-        self._environment = Environment(handlers, provider=provider, clock=clock)
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
         self.events_sent = 0
 
     async def run(

@@ -7,6 +7,7 @@ import inspect
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from perdure.arguments import Duration, to_seconds
@@ -67,7 +68,7 @@ class Environment:
         self,
         handlers: Iterable[object],
         *,
-        substitutes: dict[Activity[..., Any], Callable[..., Any]] | None = None,
+        substitutes: Mapping[Activity[..., Any], Callable[..., Any]] = MappingProxyType({}),
         resources: Iterable[object] = (),
         always_replay: bool = False,
         schedules: Iterable[Schedule] = (),
@@ -83,7 +84,7 @@ class Environment:
             )
         self.clock = clock or ManualClock()
         self.provider = provider or InMemoryProvider(store=MemoryStore(self.clock))
-        chosen = _substituted(handlers, substitutes or {})
+        chosen = _substituted(handlers, substitutes)
         check_lines(Registry(chosen, codec=codec))
         self.runtime = _JumpingRuntime(
             self.provider,
@@ -103,6 +104,12 @@ class Environment:
 
     async def __aexit__(self, *exception: object) -> None:
         await self.runtime.__aexit__(*exception)
+
+    if not TYPE_CHECKING:  # a type checker finds these by itself
+
+        def __getattr__(self, name: str) -> Any:
+            way_out = f"; write env.runtime.{name}" if hasattr(Runtime, name) else ""
+            raise AttributeError(f"an Environment has no {name!r}{way_out}")
 
     async def start(
         self,
@@ -240,7 +247,7 @@ def _options(*, always_replay: bool) -> RuntimeOptions:
 
 def _substituted(
     handlers: Iterable[object],
-    substitutes: dict[Activity[..., Any], Callable[..., Any]],
+    substitutes: Mapping[Activity[..., Any], Callable[..., Any]],
 ) -> list[Handler]:
     for activity in substitutes:
         if not isinstance(activity, Activity):
