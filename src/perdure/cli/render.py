@@ -353,9 +353,9 @@ def print_records(
     records: Sequence[T],
     *,
     id_of: Callable[[T], str],
-    document: Callable[[T], Any],
     columns: Mapping[Column, Callable[[T], str | Cell]],
     if_none: str,
+    document: Callable[[T], Any] = lambda record: record,
 ) -> None:
     """Print records as ids, as JSON, as a line of JSON each, or as a table.
 

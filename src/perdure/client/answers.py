@@ -130,7 +130,7 @@ _TRIES = 5
 
 
 class PromiseInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A promise without an answer."""
+    """A promise without an answer. As JSON it is what the API and ``-o json`` give."""
 
     key: str
     since: datetime.datetime

@@ -1,7 +1,7 @@
-"""The JSON documents of instances, steps, workers, schedules and the like: their only definition.
+"""The JSON documents of instances, steps, workers and dead letters: their only definition.
 
 The command line prints them with ``-o json``, and the HTTP API answers with them. Times are texts
-in ISO 8601.
+in ISO 8601. ``ScheduleInfo`` and ``PromiseInfo`` are documents themselves.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from perdure.client.formats import filled, iso_moment, iso_time
+from perdure.client.formats import filled, iso_time
 from perdure.client.insights import Activity, Attempt
 from perdure.client.instance import InstanceStats, block_of, failure_of
 from perdure.client.steps import Kind, State, Unread
 from perdure.model.failures import Block, Failure
 from perdure.model.status import Status
-from perdure.schedules.spec import Run, Spec
 
 if TYPE_CHECKING:
-    from perdure.client.answers import PromiseInfo
     from perdure.client.insights import Insight, InstanceDetails
-    from perdure.client.schedules import ScheduleInfo
     from perdure.client.steps import StepView
     from perdure.engine.waits import Wait
     from perdure.providers.records import DeadLetter, InstanceInfo, WorkerInfo
@@ -148,38 +145,6 @@ class LetterDocument(msgspec.Struct, kw_only=True):
     message: Any
 
 
-class ScheduleDocument(msgspec.Struct, kw_only=True):
-    """A schedule, its settings, and its last slots."""
-
-    id: str
-    spec: Spec
-    rhythm: str
-    """The cron line with its zone, or the interval."""
-    status: Status
-    next: str | None
-    """The next slot; None if it is paused or has ended."""
-    paused: str | None
-    """The reason of the pause; an empty text if none was given."""
-    is_declared: bool
-    has_vanished: bool
-    failures: int
-    started: int
-    skipped: int
-    running: tuple[Run, ...]
-    queued: list[str]
-    recent: tuple[Run, ...]
-    """The last slots that ended or were skipped, oldest first."""
-
-
-class PromiseDocument(msgspec.Struct, kw_only=True):
-    """A promise without an answer."""
-
-    key: str
-    since: str
-    awaited_by: tuple[str, ...]
-    """Ids of the instances that wait for it."""
-
-
 def instance_document(info: InstanceInfo, insight: Insight | None = None) -> InstanceDocument:
     return _described(InstanceDocument, info, insight)
 
@@ -256,20 +221,6 @@ def letter_document(letter: DeadLetter) -> LetterDocument:
         reason=letter.reason,
         message=raw(letter.message.body),
     )
-
-
-def schedule_document(info: ScheduleInfo) -> ScheduleDocument:
-    return filled(
-        ScheduleDocument,
-        info,
-        rhythm=info.spec.rhythm,
-        next=None if info.next_at is None else iso_moment(info.next_at),
-        queued=[iso_moment(slot) for slot in info.queued],
-    )
-
-
-def promise_document(info: PromiseInfo) -> PromiseDocument:
-    return filled(PromiseDocument, info, since=iso_moment(info.since))
 
 
 def raw(text: str | None) -> Any:

@@ -39,14 +39,16 @@ BACKFILL_MAX: Final = 1_000
 
 
 class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule at one moment."""
+    """A schedule at one moment. As JSON it is what the API and ``-o json`` give."""
 
     id: str
     spec: Spec
+    rhythm: str
+    """The cron line with its zone, or the interval."""
     status: Status
     """Of the instance that is the schedule: Running, unless an operator or an error stopped it."""
-    next_at: datetime.datetime | None
-    """None if it is paused or has ended."""
+    next_at: datetime.datetime | None = msgspec.field(name="next")
+    """The next slot; None if it is paused or has ended."""
     paused: str | None
     """The reason of the pause; an empty text if none was given."""
     is_declared: bool
@@ -257,6 +259,7 @@ class Schedules:
             ScheduleInfo,
             state,
             id=info.instance_id,
+            rhythm=state.spec.rhythm,
             status=status,
             next_at=None if next_ms is None else moment_of(next_ms),
             has_vanished=(

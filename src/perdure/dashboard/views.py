@@ -9,20 +9,18 @@ from typing import Any, Final, get_type_hints
 
 import msgspec
 
+from perdure.client.answers import PromiseInfo
 from perdure.client.formats import filled, iso_moment, utc_time
 from perdure.client.instance import ENDED, OPEN
 from perdure.client.json_documents import (
     InstanceDocument,
     LetterDocument,
-    PromiseDocument,
-    ScheduleDocument,
     WorkerDocument,
     instance_document,
     letter_document,
-    promise_document,
-    schedule_document,
     worker_document,
 )
+from perdure.client.schedules import ScheduleInfo
 from perdure.client.search import Selection, parse_search
 from perdure.client.steps import read_open_steps
 from perdure.dashboard import overview
@@ -138,7 +136,7 @@ class Settings(msgspec.Struct):
     version: str
 
 
-class ShownSchedule(ScheduleDocument, kw_only=True):
+class ShownSchedule(ScheduleInfo, frozen=True, kw_only=True):
     """A schedule for the page."""
 
     coming: list[str]
@@ -296,21 +294,20 @@ async def schedules(service: Service) -> list[ShownSchedule]:
     """List the schedules of the store, with their next and last slots."""
     found: list[ShownSchedule] = []
     for info in await service.client.schedules.list():
-        document = schedule_document(info)
         coming: list[str] = []
         if not info.status.is_final:
             slots = await service.client.schedules.next(info.id, _COMING)
             coming = [iso_moment(slot) for slot in slots]
-        args = service.payload("input", document.spec.args)
-        spec = msgspec.structs.replace(document.spec, args=args)
-        found.append(filled(ShownSchedule, document, spec=spec, coming=coming))
+        args = service.payload("input", info.spec.args)
+        spec = msgspec.structs.replace(info.spec, args=args)
+        found.append(filled(ShownSchedule, info, spec=spec, coming=coming))
     return found
 
 
 @get("/promises")
-async def promises(service: Service) -> list[PromiseDocument]:
+async def promises(service: Service) -> list[PromiseInfo]:
     """List the promises without an answer, and the instances that await them."""
-    return [promise_document(each) async for each in service.client.promises()]
+    return [each async for each in service.client.promises()]
 
 
 @get("/store", kept=60)

@@ -22,7 +22,6 @@ from perdure.cli.render import (
     warn,
 )
 from perdure.client.formats import counted, iso_moment, parse_moment, shown_duration, shown_time
-from perdure.client.json_documents import schedule_document
 from perdure.client.steps import shortened
 
 if TYPE_CHECKING:
@@ -48,11 +47,10 @@ async def list_schedules(session: Session, output: str) -> None:
         output,
         await session.client.schedules.list(),
         id_of=lambda info: info.id,
-        document=schedule_document,
         columns={
             Column("SCHEDULE"): lambda info: Cell(info.id, "bold"),
             Column("ORCHESTRATION"): lambda info: info.spec.orchestration,
-            Column("RHYTHM"): lambda info: info.spec.rhythm,
+            Column("RHYTHM"): lambda info: info.rhythm,
             Column("NEXT"): lambda info: _when(info.next_at, session.now_ms()),
             Column("STARTED", is_right=True): lambda info: str(info.started),
             Column("NOTE", is_flexible=True): _note,
@@ -70,14 +68,14 @@ async def show(session: Session, schedule_id: str, output: str) -> None:
     """Show a schedule with its settings and its last slots."""
     info = await session.client.schedules.describe(schedule_id)
     if output == "json":
-        print_json(schedule_document(info))
+        print_json(info)
         return
     spec, now_ms = info.spec, session.now_ms()
     echo(Cell(f"{info.id}  ", "bold"), _note(info) or "active")
     arguments = ", ".join(msgspec.json.encode(value).decode() for value in spec.args)
     facts = [
         ("starts", f"{spec.orchestration}({shortened(arguments)})"),
-        ("rhythm", spec.rhythm),
+        ("rhythm", info.rhythm),
         ("next", _when(info.next_at, now_ms)),
         ("overlap", spec.overlap),
         ("catch up", spec.catch_up),

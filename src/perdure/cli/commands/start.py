@@ -36,7 +36,7 @@ from perdure.cli.settings import shown_store
 from perdure.client.endings import EndWaiter
 from perdure.client.formats import shown_age
 from perdure.client.instance import failure_of
-from perdure.client.json_documents import instance_document, promise_document, raw, started_document
+from perdure.client.json_documents import instance_document, raw, started_document
 from perdure.errors import AlreadyExists, NotFound, UsageError
 from perdure.escape import clean_block
 from perdure.limits import check_id
@@ -337,7 +337,6 @@ async def promises(session: Session, output: str) -> None:
         output,
         [each async for each in session.client.promises()],
         id_of=lambda info: info.key,
-        document=promise_document,
         columns={
             Column("KEY"): lambda info: Cell(info.key, "bold"),
             Column("SINCE", is_right=True): lambda info: (
