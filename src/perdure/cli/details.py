@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from itertools import groupby
 from statistics import median
@@ -21,7 +20,7 @@ from perdure.cli.render import (
 )
 from perdure.cli.session import suggest_commands
 from perdure.client.formats import counted, shown_age, shown_duration, shown_time
-from perdure.client.insights import QUEUE_LIMIT
+from perdure.client.insights import QUEUE_LIMIT, next_commands
 from perdure.client.instance import block_of, failure_of
 from perdure.client.steps import BranchView, State, StepView, branches_of, payload_text, shortened
 from perdure.codec import shown_text
@@ -31,9 +30,8 @@ from perdure.model.failures import BlockReason, own_frames
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from perdure.cli.session import Session
     from perdure.client.insights import Attempt, Insight, InstanceDetails
     from perdure.providers.records import InstanceInfo, QueueDepth
 
@@ -100,21 +98,6 @@ def _now(info: InstanceInfo, insight: Insight) -> str:
     return said
 
 
-async def count_statuses(session: Session) -> dict[Status, int]:
-    """Count the instances of each status with one read of the store."""
-    metrics = await session.admin.get_system_metrics()
-    return merged({status: metrics.by_status.get(status, 0) for status in Status})
-
-
-def merged(counts: Mapping[Status, int]) -> dict[Status, int]:
-    """Count instances between two executions as Running, and leave out statuses without any."""
-    found: dict[Status, int] = {}
-    for status, number in counts.items():
-        if number:
-            found[status.of_instance] = found.get(status.of_instance, 0) + number
-    return found
-
-
 # --- one instance
 
 Row: TypeAlias = list[Cell]
@@ -153,7 +136,7 @@ def print_details(
     _print_trouble(details)
     if is_terminal():
         echo("")
-        suggest_commands(*_next_commands(details))
+        suggest_commands(*next_commands(details))
 
 
 def _facts(details: InstanceDetails, now_ms: int) -> list[tuple[str, str]]:
@@ -222,32 +205,6 @@ def _print_block(text: str) -> None:
     echo("")
     for line in clean_block(text.rstrip()).splitlines():
         echo("  ", Cell(line, "dim"))
-
-
-def _next_commands(details: InstanceDetails) -> list[str]:
-    info = details.info
-    shown = shlex.quote(info.instance_id)
-    match info.status:
-        case Status.PENDING:
-            return ["worker MODULE", f"watch {shown}", f"cancel {shown}"]
-        case Status.PAUSED:
-            return [f"resume {shown}", f"history {shown}"]
-        case Status.BLOCKED if (
-            not details.last.event_count
-        ):  # its start message cannot be processed
-            return [f"retry {shown}", f"rerun {shown} --input JSON", f"terminate {shown}"]
-        case Status.BLOCKED:
-            return [f"retry {shown}", f"replay MODULE {shown}"]
-        case Status.FAILED | Status.CANCELLED | Status.TERMINATED:
-            rerun = f"rerun {shown} --from-event N"
-            return [f"retry {shown}", rerun, f"history {shown} --failed"]
-        case Status.COMPLETED:
-            return [f"history {shown}", f"rerun {shown}"]
-        case _:
-            steps = details.last.steps
-            awaited = [s.name for s in steps if s.state == "open" and s.kind == "event"]
-            sends = [f"send {shown} {awaited[0]} --data JSON"] if awaited else []
-            return [*sends, f"watch {shown}", f"stack {shown} -m MODULE"]
 
 
 _FOLD_FROM: Final = 6

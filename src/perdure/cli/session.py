@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from perdure.client.client import Client
     from perdure.client.insights import Insight, InstanceDetails
     from perdure.client.retention import Retention
+    from perdure.model.status import Status
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
     from perdure.providers.migrate import Migration
@@ -94,6 +95,12 @@ class Session:
         from perdure.client.insights import read_insight
 
         return await read_insight(self.provider, info, workers, self.now_ms())
+
+    async def counts(self) -> dict[Status, int]:
+        """Count the instances of each status with one read of the store."""
+        from perdure.client.instance import count_by_status
+
+        return count_by_status((await self.admin.get_system_metrics()).by_status)
 
     async def info(self, instance_id: str) -> InstanceInfo:
         """Return the instance; raise NotFound with similar ids if it is unknown."""

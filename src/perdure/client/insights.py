@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -197,6 +198,31 @@ async def read_details(
         last=last,
         stats=await read_stats(provider, info) if is_measured else None,
     )
+
+
+def next_commands(details: InstanceDetails) -> list[str]:
+    """Return the commands of ``perdure`` that fit the status of an instance."""
+    info = details.info
+    shown = shlex.quote(info.instance_id)
+    match info.status:
+        case Status.PENDING:
+            return ["worker MODULE", f"watch {shown}", f"cancel {shown}"]
+        case Status.PAUSED:
+            return [f"resume {shown}", f"history {shown}"]
+        case Status.BLOCKED if not details.last.event_count:  # its start cannot be processed
+            return [f"retry {shown}", f"rerun {shown} --input JSON", f"terminate {shown}"]
+        case Status.BLOCKED:
+            return [f"retry {shown}", f"replay MODULE {shown}"]
+        case Status.FAILED | Status.CANCELLED | Status.TERMINATED:
+            rerun = f"rerun {shown} --from-event N"
+            return [f"retry {shown}", rerun, f"history {shown} --failed"]
+        case Status.COMPLETED:
+            return [f"history {shown}", f"rerun {shown}"]
+        case _:
+            steps = details.last.steps
+            awaited = [s.name for s in steps if s.state == "open" and s.kind == "event"]
+            sends = [f"send {shown} {shlex.quote(awaited[0])} --data JSON"] if awaited else []
+            return [*sends, f"watch {shown}", f"stack {shown} -m MODULE"]
 
 
 async def read_insight(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 import msgspec
@@ -16,7 +17,7 @@ from perdure.model.status import Status
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from perdure.arguments import Duration
     from perdure.authoring import Orchestration
@@ -280,6 +281,14 @@ def view_of(
         parent_id=info.parent_instance_id,
         waiting_for=waiting_for,
     )
+
+
+def count_by_status(counts: Mapping[Status, int]) -> dict[Status, int]:
+    """Count instances between two executions as Running, and leave out statuses without any."""
+    found: Counter[Status] = Counter()
+    for status in Status:
+        found[status.of_instance] += counts.get(status, 0)
+    return dict(+found)
 
 
 def block_of(info: InstanceInfo) -> Block | None:

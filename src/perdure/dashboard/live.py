@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from perdure.dashboard.overview import counts_of
+from perdure.client.instance import count_by_status
 from perdure.errors import PerdureError
 from perdure.ids import new_id
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 
     from perdure.dashboard.service import Service
+    from perdure.model.status import Status
 
 LOOK_SECONDS: Final = 2.0
 LOOK_SHARE: Final = 20
@@ -63,7 +64,7 @@ class Changes:
         self.number = 0
         """Grows with every change of the counts."""
         self._server = new_id()[:8]
-        self.counts: dict[str, int] = {}
+        self.counts: dict[Status, int] = {}
         self.problem: str | None = None
         self._last: object = None
         """The counts and changes of the last look. They stay when the last tab is closed."""
@@ -144,7 +145,7 @@ class Changes:
             began = time.monotonic()
             try:
                 metrics = await self._service.admin.get_system_metrics()
-                self.counts, self.problem = counts_of(metrics.by_status), None
+                self.counts, self.problem = count_by_status(metrics.by_status), None
                 seen: object = (self.counts, metrics.total_events)
             except PerdureError as error:
                 self.problem = str(error)

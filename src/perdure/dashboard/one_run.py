@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import shlex
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,6 +12,7 @@ from perdure.client.formats import filled, iso_time
 from perdure.client.insights import (
     DETAILS_EVENTS,
     Attempt,
+    next_commands,
     read_details,
     read_queue_context,
 )
@@ -169,7 +169,7 @@ async def run(service: Service, given: One) -> Details:
         Details,
         document,
         executions=list(executions),
-        commands=_commands(info),
+        commands=[f"perdure {each}" for each in next_commands(details)],
         traceback=None if failure is None else own_frames(failure.traceback) or None,
         now=iso_time(service.now_ms()),
     )
@@ -187,20 +187,6 @@ async def _past(service: Service, info: InstanceInfo, execution_id: int) -> Inst
         completed_at_ms=past.completed_at_ms,
         block=None,
     )
-
-
-def _commands(info: InstanceInfo) -> list[str]:
-    shown = shlex.quote(info.instance_id)
-    show, history = f"perdure show {shown}", f"perdure history {shown}"
-    match info.status.of_instance:
-        case Status.BLOCKED | Status.FAILED:
-            return [f"perdure retry {shown}", f"perdure rerun {shown}", history]
-        case Status.COMPLETED | Status.CANCELLED | Status.TERMINATED:
-            return [f"perdure rerun {shown}", history]
-        case Status.PAUSED:
-            return [f"perdure resume {shown}", show]
-        case _:
-            return [f"perdure watch {shown}", f"perdure cancel {shown}", show]
 
 
 async def _records(service: Service, given: One, after: int, limit: int) -> list[HistoryRecord]:

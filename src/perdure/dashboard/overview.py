@@ -11,7 +11,7 @@ import msgspec
 
 from perdure.client.formats import iso_time, shown_duration, shown_time, utc_time
 from perdure.client.insights import read_queue_context
-from perdure.client.instance import block_of, failure_of
+from perdure.client.instance import block_of, count_by_status, failure_of
 from perdure.limits import PAGE_ITEMS_MAX
 from perdure.model.failures import author_line
 from perdure.model.status import Status
@@ -81,7 +81,7 @@ class Home(msgspec.Struct, kw_only=True):
     """The home page."""
 
     attention: list[Attention]
-    counts: dict[str, int]
+    counts: dict[Status, int]
     series: list[Bucket]
     messages: Queue
     work: Queue
@@ -111,7 +111,7 @@ class ErrorGroup(msgspec.Struct, kw_only=True):
 
 async def read_home(service: Service) -> Home:
     admin = service.admin
-    counts = counts_of((await admin.get_system_metrics()).by_status)
+    counts = count_by_status((await admin.get_system_metrics()).by_status)
     depths = await admin.get_queue_depths()
     workers = await admin.list_workers()
     store = await admin.get_store_info()
@@ -129,20 +129,11 @@ async def read_home(service: Service) -> Home:
     )
 
 
-def counts_of(by_status: dict[Status, int]) -> dict[str, int]:
-    """Count instances by status; one between two executions is Running."""
-    found: Counter[str] = Counter()
-    for status, number in by_status.items():
-        if number:
-            found[status.of_instance.value] += number
-    return dict(found)
-
-
 def _queue(depth: QueueDepth) -> Queue:
     return Queue(depth.visible, depth.delayed, depth.locked, depth.oldest_visible_age_ms)
 
 
-def _messages(depth: QueueDepth, counts: dict[str, int]) -> Queue:
+def _messages(depth: QueueDepth, counts: dict[Status, int]) -> Queue:
     """Return the queue of messages. Those of blocked and paused instances wait on purpose."""
     found = _queue(depth)
     if counts.get(Status.BLOCKED) or counts.get(Status.PAUSED):
@@ -152,7 +143,7 @@ def _messages(depth: QueueDepth, counts: dict[str, int]) -> Queue:
 
 async def _attention(
     service: Service,
-    counts: dict[str, int],
+    counts: dict[Status, int],
     depths: QueueDepths,
     workers: list[WorkerInfo],
 ) -> list[Attention]:
@@ -229,7 +220,7 @@ async def _blocked(service: Service, total: int) -> list[Attention]:
 
 
 async def _without_worker(
-    service: Service, counts: dict[str, int], workers: list[WorkerInfo]
+    service: Service, counts: dict[Status, int], workers: list[WorkerInfo]
 ) -> list[Attention]:
     served = {key for worker in workers for key in worker.startable}
     names = {name for name, _ in served}

@@ -1,12 +1,20 @@
 """An execution as steps, and as one sentence."""
 
 import asyncio
+import shlex
 
 import msgspec
 import pytest
 
 from perdure.client import steps
-from perdure.client.insights import Attempt, QueueContext, explain
+from perdure.client.insights import (
+    Attempt,
+    InstanceDetails,
+    LastSteps,
+    QueueContext,
+    explain,
+    next_commands,
+)
 from perdure.client.steps import (
     BranchView,
     branches_of,
@@ -405,3 +413,19 @@ def test_no_text_of_a_step_is_made_before_it_is_asked_for(monkeypatch):
     before = list(made)
 
     assert (before, step.call, step.result) == ([], "pay(5)", "true")
+
+
+def test_the_next_command_quotes_the_name_of_an_event_for_the_shell():
+    book = Book()
+    book.add(events.ExternalSubscribed, op="0/1", name="it's $(id)")
+    waiting = InstanceDetails(
+        info=info(),
+        insight=said(book),
+        around=QueueContext(),
+        last=LastSteps(steps=steps_of(book.history), event_count=2),
+        stats=None,
+    )
+
+    words = shlex.split(next_commands(waiting)[0])
+
+    assert words == ["send", "o-1", "it's $(id)", "--data", "JSON"]

@@ -11,7 +11,7 @@ import msgspec
 
 from perdure.authoring.policies import FOREVER
 from perdure.cli.command import Group, duration_option, output_option, yes_option
-from perdure.cli.details import count_statuses, shown_bytes, shown_queue
+from perdure.cli.details import shown_bytes, shown_queue
 from perdure.cli.exits import Exit, writing
 from perdure.cli.inputs import is_wanted
 from perdure.cli.render import (
@@ -82,7 +82,7 @@ async def info(session: Session, output: str) -> None:
 
 async def _document(session: Session) -> dict[str, Any]:
     store = await session.admin.get_store_info()
-    counts = await count_statuses(session)
+    counts = await session.counts()
     workers = await session.admin.list_workers()
     retentions = session.retentions(workers)
     now_ms = session.now_ms()

@@ -189,7 +189,7 @@ async def count(session: Session, by: str | None, output: str, **filters: Any) -
         else:
             sys.stdout.write(f"{total}\n")
         return
-    groups: dict[str, int]
+    groups: dict[str, int] | dict[Status, int]
     if by == "name":
         groups = await selection.count_by_name(session.admin)
     else:
@@ -201,8 +201,8 @@ async def count(session: Session, by: str | None, output: str, **filters: Any) -
     print_table([Column(by.upper()), Column("COUNT", is_right=True)], rows)
 
 
-async def _by_status(session: Session, selection: Selection) -> dict[str, int]:
-    from perdure.cli.details import merged
+async def _by_status(session: Session, selection: Selection) -> dict[Status, int]:
+    from perdure.client.instance import count_by_status
 
     asked = selection.query.statuses
     counts: dict[Status, int] = {}
@@ -210,4 +210,4 @@ async def _by_status(session: Session, selection: Selection) -> dict[str, int]:
         if asked is None or status in asked:
             of_status = selection.with_query(statuses=frozenset({status}))
             counts[status] = await of_status.count(session.admin)
-    return {status.value: number for status, number in merged(counts).items()}
+    return count_by_status(counts)

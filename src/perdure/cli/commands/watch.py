@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from perdure.cli.command import command, complete_ids
-from perdure.cli.details import COLUMNS, count_statuses, lines_of, named, print_details, row_of
+from perdure.cli.details import COLUMNS, lines_of, named, print_details, row_of
 from perdure.cli.exits import Exit
 from perdure.cli.render import (
     Cell,
@@ -41,7 +41,7 @@ async def overview(session: Session, height: int) -> RenderableType:
     from rich.text import Text
 
     workers = await session.admin.list_workers()
-    counts = await count_statuses(session)
+    counts = await session.counts()
     page = await session.admin.list_instances(None, limit=max(5, height - _OWN_LINES))
     now_ms = session.now_ms()
     rows = [row_of(info, await session.insight(info, workers), now_ms) for info in page.instances]
@@ -58,7 +58,7 @@ async def overview(session: Session, height: int) -> RenderableType:
 
 
 async def overview_line(session: Session) -> str:
-    counts = await count_statuses(session)
+    counts = await session.counts()
     listed = ", ".join(f"{number} {status.lower()}" for status, number in counts.items())
     return f"{listed or 'no instances'}; {await _queues(session)}"
 
