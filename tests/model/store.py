@@ -70,6 +70,7 @@ class ModelStore:
             for entry in instance.messages.values():
                 if now_ms < entry.visible_at_ms <= entry.enqueued_at_ms:
                     entry.visible_at_ms = now_ms
+                entry.enqueued_at_ms = min(entry.enqueued_at_ms, now_ms)
                 if entry.message_id not in carried:
                     instance.free.add(entry.key)
             instance.yielded_at_ms = min(instance.yielded_at_ms, now_ms)
@@ -78,7 +79,17 @@ class ModelStore:
             if instance.lock is not None:
                 instance.lock.locked_until_ms = back(instance.lock.locked_until_ms)
             self.settle(instance, now_ms)
+        self._orphans = SortedKeys()
+        for instance in self.instances.values():
+            if instance.opens_at_ms is None:
+                for entry in instance.messages.values():
+                    self._orphans.add(self._death_of(entry))
         self.work.follow_clock(now_ms, back)
+
+    def _death_of(self, entry: Message) -> tuple[int, int, str]:
+        """Return when a message dies for which there is no instance, with its ids."""
+        dies_at_ms = max(entry.visible_at_ms, entry.enqueued_at_ms + self.orphan_grace_ms)
+        return dies_at_ms, entry.message_id, entry.message.instance_id
 
     def instance(self, instance_id: str) -> Instance:
         """Return the record of that id; an empty one if there is none."""
@@ -117,8 +128,7 @@ class ModelStore:
         if entry.message.timer is not None:
             instance.timers.setdefault(entry.message.timer, set()).add(entry.message_id)
         if instance.opens_at_ms is None:
-            dies_at_ms = max(entry.visible_at_ms, entry.enqueued_at_ms + self.orphan_grace_ms)
-            self._orphans.add((dies_at_ms, entry.message_id, instance.instance_id))
+            self._orphans.add(self._death_of(entry))
         self.settle(instance, now_ms)
 
     def remove_message(self, instance: Instance, message_id: int) -> None:

@@ -65,6 +65,7 @@ class WorkQueue:
             self._unplace(item)
             if now_ms < item.visible_at_ms <= item.enqueued_at_ms:
                 item.visible_at_ms = now_ms
+            item.enqueued_at_ms = min(item.enqueued_at_ms, now_ms)
             item.locked_until_ms = back(item.locked_until_ms)
             self._place(item, now_ms)
         for session in self.sessions.values():

@@ -28,7 +28,7 @@ from perdure.conformance.harness import checks, outcomes
 from perdure.conformance.requires import requires
 from perdure.conformance.sessions import worker
 from perdure.errors import DuplicateEvent, LockLost
-from perdure.limits import BATCH_MESSAGES_MAX
+from perdure.limits import BATCH_MESSAGES_MAX, ORPHAN_GRACE_MS
 from perdure.providers.records import ExecutionMetadata, SessionFetch, TurnCommit
 
 if TYPE_CHECKING:
@@ -251,6 +251,77 @@ class TestClocksThatGoBack:
         for provider in (newcomer, store.provider):
             assert await fetch(store, provider=provider) is None
             assert await fetch_work(store, provider=provider) is None
+
+    @requires("durable")
+    @pytest.mark.parametrize("again_ms", [300_000, 3_600_000])
+    async def test_a_second_jump_is_followed_by_a_store_that_is_opened_after_it(
+        self, store: Store, again_ms: int
+    ) -> None:
+        """The clock has not yet passed the time from which it went back first."""
+        await enqueue(store, raised("early"))
+        await store.advance(-3_600_000)
+        await enqueue(store, raised("early"))
+        await store.advance(600_000)
+        await _hold(store, "x")
+        await enqueue(store, start("y"))
+        await enqueue_work(store, activity("y"))
+
+        await store.close()
+        await store.advance(-again_ms)
+        await store.reopen()
+
+        await take(store, "y", lock_ms=2 * LOCK_MS)
+        await take_work(store, lock_ms=2 * LOCK_MS)
+        assert await fetch(store) is None
+        assert await fetch_work(store) is None
+        await store.advance(LOCK_MS)
+        assert (await take(store, "x")).attempt_count == 2
+        assert (await take_work(store)).attempt_count == 2
+
+    @requires("several_handles")
+    async def test_a_handle_that_was_idle_follows_the_clock_as_far_as_it_went_back(
+        self, store: Store
+    ) -> None:
+        other = await store.second()
+        await other.enqueue_for_orchestrator(raised("y"))
+        await store.advance(600_000)
+        await _hold(store, "x")
+        await store.advance(-3_600_000)
+        await other.enqueue_for_orchestrator(raised("y"))
+
+        await store.advance(LOCK_MS)
+
+        assert (await take(store, "x")).attempt_count == 2
+        assert (await take_work(store)).attempt_count == 2
+
+    async def test_a_reply_from_before_the_jump_comes_before_the_timeout_after_it(
+        self, store: Store
+    ) -> None:
+        await create(store, "x")
+        reply = raised("x")
+        await enqueue(store, reply)
+        await store.advance(-3_600_000)
+        timeout = timer("x", await store.now_ms() + 1_000)
+        await enqueue(store, timeout)
+
+        await store.advance(1_000)
+
+        assert bodies(await take(store, "x")) == [reply.body, timeout.body]
+
+    @requires("admin")
+    async def test_a_message_for_no_instance_is_a_dead_letter_in_its_time(
+        self, store: Store
+    ) -> None:
+        lost = raised("x")
+        await enqueue(store, lost)
+        assert await fetch(store) is None
+        await store.advance(-3_600_000)
+        assert await fetch(store) is None
+
+        await store.advance(ORPHAN_GRACE_MS)
+        assert await fetch(store) is None
+
+        assert [letter.message for letter in await store.admin.list_dead_letters()] == [lost]
 
     async def test_a_commit_that_is_refused_does_not_undo_that_the_clock_is_followed(
         self, store: Store

@@ -140,6 +140,7 @@ class ToyProvider(Provider):
         for row in (*self._store.messages, *self._store.work):
             if row.visible_at_ms <= row.enqueued_at_ms:
                 row.visible_at_ms = min(row.visible_at_ms, now_ms)
+            row.enqueued_at_ms = min(row.enqueued_at_ms, now_ms)
             row.locked_until_ms -= by_ms
         for instance in self._store.instances.values():
             instance.locked_until_ms -= by_ms

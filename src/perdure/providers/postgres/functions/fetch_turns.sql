@@ -341,6 +341,38 @@ BEGIN
     RETURN v_batches;
 END $$;
 
+-- Releases what a fetch has locked or delivered with these tokens and what has expired since: no client
+-- knows of it, so it counts no attempt. No message and no lock carries one of the tokens then, with which
+-- the fetch that is repeated may take others.
+CREATE OR REPLACE FUNCTION release_unanswered(p_tokens text[], p_now bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_ids text[] := ARRAY(
+        SELECT l.instance_id FROM instance_locks l
+        WHERE l.lock_token = ANY (p_tokens) AND l.locked_until <= p_now
+        UNION
+        SELECT q.instance_id FROM orchestrator_queue q
+        WHERE q.delivery = ANY (p_tokens) AND NOT EXISTS (
+            SELECT FROM instance_locks l
+            WHERE l.instance_id = q.instance_id AND l.lock_token = q.lock_token
+                AND l.locked_until > p_now
+        )
+    );
+BEGIN
+    IF v_ids = '{}' THEN
+        RETURN;
+    END IF;
+    PERFORM lock_instance_rows(v_ids);
+    UPDATE instance_locks l SET
+        lock_token = NULL, locked_at = NULL, locked_until = NULL, owner = NULL, mail_held = false
+    WHERE l.instance_id = ANY (v_ids) AND l.lock_token = ANY (p_tokens);
+    UPDATE orchestrator_queue q SET
+        lock_token = CASE WHEN q.lock_token = ANY (p_tokens) THEN NULL ELSE q.lock_token END,
+        delivery = NULL, attempt_count = q.attempt_count - 1
+    WHERE q.instance_id = ANY (v_ids) AND q.delivery = ANY (p_tokens);
+    PERFORM update_readiness(v_ids);
+END $$;
+
 -- Locks up to one instance for each token and returns them with their messages; if there is none,
 -- one row without an instance that says when to fetch again. With p_again the tokens were sent
 -- before and the answer was lost: the same instances are returned again.
@@ -377,22 +409,7 @@ BEGIN
         JOIN instance_locks l
             ON l.instance_id = d.instance_id AND l.lock_token = d.lock_token
             AND l.locked_until > v_now;
-        IF v_ids IS NULL THEN
-            -- The locks have expired, and no client knows these tokens: release them. This fetch takes
-            -- the same tokens again, so no message may carry one.
-            WITH released AS (
-                UPDATE instance_locks l SET
-                    lock_token = NULL, locked_at = NULL, locked_until = NULL, owner = NULL,
-                    mail_held = false
-                WHERE l.lock_token = ANY (p_tokens)
-                RETURNING l.instance_id
-            )
-            SELECT array_agg(r.instance_id) INTO v_candidates FROM released r;
-            UPDATE orchestrator_queue q SET
-                lock_token = NULL, delivery = NULL, attempt_count = q.attempt_count - 1
-            WHERE q.instance_id = ANY (v_candidates) AND q.delivery = ANY (p_tokens);
-            PERFORM update_readiness(v_candidates);
-        END IF;
+        PERFORM release_unanswered(p_tokens, v_now);
     END IF;
     IF v_ids IS NULL AND EXISTS (
         SELECT FROM instance_locks l
