@@ -114,6 +114,44 @@ async def test_code_that_wants_no_message_yet_gets_all_of_them_later(make_runtim
         assert await handle.result(HANG_SECONDS) == list(range(COUNT))
 
 
+async def test_held_mail_is_heard_once(make_runtime, caplog):
+    """If heard mail came again with the next turn, the store would refuse that turn."""
+    caplog.set_level("INFO", "perdure.runtime")
+    gate = asyncio.Event()
+
+    @activity
+    async def opened() -> None:
+        await gate.wait()
+        gate.clear()
+
+    @orchestration
+    async def reader() -> list[int]:
+        await opened()
+        heard = [await next_message("work", int) for _ in range(UNREAD_MESSAGES_MAX + 2)]
+        await opened()
+        return [*heard, await next_message("work", int)]
+
+    async with make_runtime([reader, opened]) as runtime:
+        handle = await runtime.start(reader, id="a")
+        await send(runtime, "a", range(UNREAD_MESSAGES_MAX + 2))
+        await until(lambda: _is_settled(runtime, "a"))
+        gate.set()
+        await until(lambda: not gate.is_set())
+        await send(runtime, "a", [UNREAD_MESSAGES_MAX + 2])
+        gate.set()
+
+        assert await handle.result(HANG_SECONDS) == list(range(UNREAD_MESSAGES_MAX + 3))
+    assert "refused" not in caplog.text
+
+
+async def _is_settled(runtime, instance_id):
+    """Return True if the code has as much mail as it may have, and no turn is under way."""
+    events = [type(event).__name__ for event in await runtime.history(instance_id)]
+    return events.count("QueueEventDelivered") == UNREAD_MESSAGES_MAX and not (
+        runtime._running.orchestrations.is_busy
+    )
+
+
 async def test_a_cancellation_overtakes_a_flood(make_provider, make_runtime):
     async with make_provider() as provider, Client(provider) as client:
         await client.start(deaf, id="a")

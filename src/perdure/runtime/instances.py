@@ -298,8 +298,9 @@ class LiveInstance:
         self.inbox: deque[Arrival] = deque()
         self.mail: list[Arrival] = []
         """Mail that the code does not want yet. The lock carries it in the store."""
-        self.busy = False
-        """A turn is due or was run, and its commit is not answered yet."""
+        self.busy = True
+        """A turn is due or was run, and its commit is not answered yet. An instance is made live
+        only for a turn that runs at once. If it is not busy, its inbox is empty."""
         self.used_at_ms = 0
         self.history_bytes = 0
         """The length of the history as JSON texts."""
@@ -309,10 +310,6 @@ class LiveInstance:
         """The number of events that the cache counts for it."""
         self.ended: Finished = ended or asyncio.get_running_loop().create_future()
         """The committed end; None if the instance leaves this runtime before it ends."""
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.busy and not self.inbox
 
     def close(self, ending: Ending | None = None) -> None:
         """Drop the coroutine and resolve ``ended``."""
@@ -403,7 +400,7 @@ class LiveCache:
 
     def oldest_idle(self) -> LiveInstance | None:
         oldest = islice(self._live.values(), _EVICTION_CANDIDATES)
-        return next((live for live in oldest if live.is_idle), None)
+        return next((live for live in oldest if not live.busy), None)
 
     def idle_since(self, before_ms: int) -> list[LiveInstance]:
         """Return the idle instances whose last turn is at least that old."""
@@ -411,7 +408,7 @@ class LiveCache:
         for live in self._live.values():
             if live.used_at_ms > before_ms:
                 break  # the rest was used later
-            if live.is_idle:
+            if not live.busy:
                 found.append(live)
         return found
 

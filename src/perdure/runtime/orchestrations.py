@@ -260,7 +260,7 @@ class OrchestrationDispatcher:
         another wait.
         """
         live = self._live.get(item.instance_id)
-        if live is None or not live.is_idle or live.sent_in_turn == live.execution.turn:
+        if live is None or live.busy or live.sent_in_turn == live.execution.turn:
             return
         if live.execution.check_arrival(item):
             live.sent_in_turn = live.execution.turn
@@ -307,7 +307,6 @@ class OrchestrationDispatcher:
             self._provider.new_lock_token(), execution, envelope(item), pending.ended
         )
         self._live.add(live)
-        live.busy = True
         self._turns.run(live, [Arrival(item)], pending)
 
     # --- completions of activities that ran here
@@ -371,7 +370,6 @@ class OrchestrationDispatcher:
                 live = LiveInstance(fetched.lock_token, execution)
                 live.history_bytes = sum([len(record.data) for record in fetched.item.history])
                 self._live.add(live)
-                live.busy = True
                 self._turns.run(live, arrivals)
 
     def _read(self, fetched: FetchedOrchestration) -> IntakeResult:

@@ -14,7 +14,7 @@ def instance(instance_id, events):
         execution=SimpleNamespace(event_count=events),
         counted_events=0,
         used_at_ms=0,
-        is_idle=True,
+        busy=False,
         inbox=[],
         close=lambda _ending: None,
     )
