@@ -5,9 +5,11 @@ A store that forgets one condition of a statement passes every check that looks 
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from perdure.conformance import observation
@@ -15,6 +17,7 @@ from perdure.conformance.factories import (
     LOCK_MS,
     activity,
     completion,
+    continue_as_new,
     create,
     enqueue,
     event,
@@ -28,6 +31,7 @@ from perdure.conformance.factories import (
     timer,
 )
 from perdure.conformance.harness import checks
+from perdure.errors import DuplicateEvent, LockLost
 from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
 from perdure.providers.records import (
@@ -55,8 +59,9 @@ FAR_MS = 4_000_000_000_000
 
 @dataclass
 class Locks:
-    """Tokens of instance ``a`` and of instance ``held``, each with two work items and a session."""
+    """Tokens of an instance with two work items and a session."""
 
+    instance: str
     turn: str
     work: str
     work_of_session: str
@@ -66,14 +71,14 @@ class Locks:
         return self.work, self.work_of_session
 
 
-def whole_commit(**fields: Any) -> TurnCommit:
-    """A commit of instance ``a`` that changes something of every kind."""
+def whole_commit(name: str, **fields: Any) -> TurnCommit:
+    """A commit that changes something of every kind."""
     return TurnCommit(
         execution_id=1,
-        history_delta=(event("a", 2),),
-        worker_items=(activity("a", 1, 7),),
-        orchestrator_items=(raised("a", "self"), timer("a", FAR_MS, 1, 20)),
-        cancelled_activities=(identity("a", 1, 4),),
+        history_delta=(event(name, 2),),
+        worker_items=(activity(name, 1, 7),),
+        orchestrator_items=(raised(name, "self"), timer(name, FAR_MS, 1, 20)),
+        cancelled_activities=(identity(name, 1, 4),),
         cancelled_timers=(TimerIdentity(execution_id=1, timer_id=5),),
         custom_status=CustomStatusChange(value='"other"'),
         kv_changes=(KvClearAll(), KvSet(key="k", value='"other"', updated_at_ms=2)),
@@ -100,7 +105,7 @@ async def lock(store: Store, name: str) -> Locks:
     work = [await take_work(store, session=session) for _ in range(2)]
     work.sort(key=lambda item: item.session_id is not None)
     turn = await take(store, name)
-    return Locks(turn.lock_token, *[item.lock_token for item in work])
+    return Locks(name, turn.lock_token, *[item.lock_token for item in work])
 
 
 async def surround(store: Store) -> tuple[Locks, Locks]:
@@ -139,17 +144,21 @@ async def seen(store: Store) -> dict[str, Any]:
 
 
 async def commit(store: Store, own: Locks) -> None:
-    await store.provider.ack_orchestration_item(own.turn, whole_commit(settled_work=(own.work,)))
+    await store.provider.ack_orchestration_item(
+        own.turn, whole_commit(own.instance, settled_work=(own.work,))
+    )
 
 
 async def commit_and_keep(store: Store, own: Locks) -> None:
-    await store.provider.ack_orchestration_item(own.turn, whole_commit(keep_lock_ms=LOCK_MS))
+    await store.provider.ack_orchestration_item(
+        own.turn, whole_commit(own.instance, keep_lock_ms=LOCK_MS)
+    )
 
 
 async def commit_a_step(store: Store, own: Locks) -> None:
     step = TurnCommit(
         execution_id=1,
-        history_delta=(event("a", 2),),
+        history_delta=(event(own.instance, 2),),
         settled_work=(own.work,),
         consumed=(),
         keep_lock_ms=LOCK_MS,
@@ -159,16 +168,48 @@ async def commit_a_step(store: Store, own: Locks) -> None:
 
 async def end(store: Store, own: Locks) -> None:
     ending = ExecutionMetadata(status=Status.COMPLETED, output='"done"')
-    await store.provider.ack_orchestration_item(own.turn, whole_commit(metadata=ending))
+    await store.provider.ack_orchestration_item(
+        own.turn, whole_commit(own.instance, metadata=ending)
+    )
 
 
 async def end_plainly(store: Store, own: Locks) -> None:
     ending = TurnCommit(
         execution_id=1,
-        history_delta=(event("a", 2),),
+        history_delta=(event(own.instance, 2),),
         metadata=ExecutionMetadata(status=Status.COMPLETED, output='"done"'),
     )
     await store.provider.ack_orchestration_item(own.turn, ending)
+
+
+async def continue_anew(store: Store, own: Locks) -> None:
+    ending = TurnCommit(
+        execution_id=1,
+        history_delta=(event(own.instance, 2),),
+        orchestrator_items=(continue_as_new(own.instance, 2),),
+        metadata=ExecutionMetadata(status=Status.CONTINUED_AS_NEW),
+    )
+    await store.provider.ack_orchestration_item(own.turn, ending)
+
+
+async def change_state(store: Store, own: Locks) -> None:
+    change = TurnCommit(
+        execution_id=1, kv_changes=(KvSet(key="k", value='"other"', updated_at_ms=2),)
+    )
+    await store.provider.ack_orchestration_item(own.turn, change)
+
+
+async def commit_too_late(store: Store, own: Locks) -> None:
+    with pytest.raises(LockLost):
+        await store.provider.ack_orchestration_item(
+            store.provider.new_lock_token(), whole_commit(own.instance)
+        )
+
+
+async def commit_an_event_twice(store: Store, own: Locks) -> None:
+    repeated = TurnCommit(execution_id=1, history_delta=(event(own.instance, 1),))
+    with pytest.raises(DuplicateEvent):
+        await store.provider.ack_orchestration_item(own.turn, repeated)
 
 
 async def abandon(store: Store, own: Locks) -> None:
@@ -185,60 +226,52 @@ async def renew(store: Store, own: Locks) -> None:
 
 
 async def suspend(store: Store, own: Locks) -> None:
-    del own
-    await store.admin.suspend_instance("a")
+    await store.admin.suspend_instance(own.instance)
 
 
 async def resume(store: Store, own: Locks) -> None:
     await suspend(store, own)
-    await store.admin.resume_instance("a")
+    await store.admin.resume_instance(own.instance)
 
 
 async def take_the_lock(store: Store, own: Locks) -> None:
-    del own
-    await store.admin.lock_instance("a", LOCK_MS)
+    await store.admin.lock_instance(own.instance, LOCK_MS)
 
 
 async def delete(store: Store, own: Locks) -> None:
-    del own
-    await store.admin.delete_instances_atomic(["a"], force=True)
+    await store.admin.delete_instances_atomic([own.instance], force=True)
 
 
 async def prune(store: Store, own: Locks) -> None:
-    del own
-    await store.admin.prune_executions("a", PruneOptions(keep_last=1))
+    await store.admin.prune_executions(own.instance, PruneOptions(keep_last=1))
 
 
 async def replace(store: Store, own: Locks) -> None:
-    del own
     condition = EnqueueCondition.REPLACE
-    assert await store.provider.enqueue_for_orchestrator(start("a"), condition=condition)
+    assert await store.provider.enqueue_for_orchestrator(start(own.instance), condition=condition)
 
 
 async def copy_over(store: Store, own: Locks) -> None:
-    del own
-    snapshot = await store.admin.export_instance("a")
+    snapshot = await store.admin.export_instance(own.instance)
     await store.admin.import_instance(snapshot, replace=True)
 
 
 async def send(store: Store, own: Locks) -> None:
-    del own
     condition = EnqueueCondition.ALIVE
-    await store.provider.enqueue_for_orchestrator(raised("a", "more"), condition=condition)
+    await store.provider.enqueue_for_orchestrator(raised(own.instance, "more"), condition=condition)
 
 
 async def append(store: Store, own: Locks) -> None:
-    del own
-    await store.provider.append_with_execution("a", 1, [event("a", 2)])
+    await store.provider.append_with_execution(own.instance, 1, [event(own.instance, 2)])
 
 
 async def complete_work(store: Store, own: Locks) -> None:
     for token in own.of_work:
-        await store.provider.ack_work_item(token, completion("a"))
+        await store.provider.ack_work_item(token, completion(own.instance))
 
 
 async def retry_work(store: Store, own: Locks) -> None:
-    await store.provider.ack_work_item(own.work, retry=activity("a", 1, 2, input="again"))
+    await store.provider.ack_work_item(own.work, retry=activity(own.instance, 1, 2, input="again"))
 
 
 async def abandon_work(store: Store, own: Locks) -> None:
@@ -252,8 +285,7 @@ async def renew_work(store: Store, own: Locks) -> None:
 
 
 async def renew_a_session(store: Store, own: Locks) -> None:
-    del own
-    assert await store.provider.renew_session_lock(["a"], 2 * LOCK_MS, LOCK_MS) == 1
+    assert await store.provider.renew_session_lock([own.instance], 2 * LOCK_MS, LOCK_MS) == 1
 
 
 async def clean_up_sessions(store: Store, own: Locks) -> None:
@@ -266,6 +298,14 @@ CHANGES: tuple[Callable[[Store, Locks], Awaitable[None]], ...] = (
     *(suspend, resume, take_the_lock, delete, prune, replace, copy_over, send, append),
     *(complete_work, retry_work, abandon_work, renew_work, renew_a_session, clean_up_sessions),
 )
+
+AT_ONCE: tuple[tuple[Callable[[Store, Locks], Awaitable[None]], ...], ...] = (
+    (commit, commit_and_keep, commit_a_step, end, end_plainly, change_state, continue_anew),
+    (end, commit_too_late, commit_a_step, commit_an_event_twice, commit),
+    (abandon, block, abandon, commit),
+    (complete_work, retry_work, abandon_work, commit_a_step, send, suspend, append),
+)
+"""Changes of several instances that a store may commit together."""
 
 
 @checks
@@ -313,3 +353,24 @@ class TestBystanders:
         while (work := await fetch_work(store, session=session)) is not None:
             taken.add(work.identity.instance_id)
         assert taken - {"a"} == {"free"}
+
+    @pytest.mark.parametrize("changes", AT_ONCE)
+    async def test_changes_of_several_instances_at_once_are_as_one_after_the_other(
+        self, store: Store, changes: tuple[Callable[[Store, Locks], Awaitable[None]], ...]
+    ) -> None:
+        alone = [await lock(store, f"alone-{each}") for each in range(len(changes))]
+        group = [await lock(store, f"group-{each}") for each in range(len(changes))]
+
+        for change, own in zip(changes, alone, strict=True):
+            await change(store, own)
+        await asyncio.gather(
+            *(change(store, own) for change, own in zip(changes, group, strict=True))
+        )
+
+        found: dict[str, list[Any]] = {"alone": [], "group": []}
+        for own in (*alone, *group):
+            export = await store.admin.export_instance(own.instance)
+            seen = observation.comparable(export, exact_times=False)
+            text = msgspec.json.encode(seen).decode().replace("group-", "alone-")
+            found[own.instance[:5]].append(msgspec.json.decode(text))
+        assert observation.difference(found["alone"], found["group"]) == ""
