@@ -125,6 +125,54 @@ def test_a_fetch_that_is_repeated_after_its_lock_has_expired_hands_out_the_same_
         assert len(first[0]) == min(number, BATCH_MESSAGES_MAX)
 
 
+def test_a_repeated_fetch_counts_no_attempt_for_what_has_expired_unanswered() -> None:
+    schema = new_schema()
+
+    async def prepare() -> None:
+        """Leave an instance under a kept lock, another one without, and an event for each."""
+        async with PostgresProvider(shared_server().dsn, schema=schema) as provider:
+            names = "kept", "free"
+            for name, keep_lock_ms in zip(names, (60_000, None), strict=True):
+                await provider.enqueue_for_orchestrator(start(name))
+                fetched = await provider.fetch_orchestration_item(60_000, 0, None, "me")
+                assert fetched is not None
+                commit = TurnCommit(
+                    execution_id=1, history_delta=(started(name),), keep_lock_ms=keep_lock_ms
+                )
+                await provider.ack_orchestration_item(fetched.lock_token, commit)
+            await provider.enqueue_many_for_orchestrator([raised(name) for name in names])
+
+    asyncio.run(prepare())
+    with psycopg.connect(
+        shared_server().dsn, options=f"-c search_path={schema}", autocommit=True
+    ) as connection:
+
+        def fetch(*, again: bool) -> dict[str, tuple[bool, list[int]]]:
+            rows = connection.execute(
+                "SELECT instance_id, continues, attempts FROM fetch_turns("
+                "ARRAY['lost', 'lost too'], %s, 60000, 'me', NULL, NULL, 60000, true)",
+                (again,),
+            )
+            return {row[0]: row[1:] for row in rows}
+
+        def expire(name: str) -> None:
+            connection.execute(
+                "UPDATE instance_locks SET locked_until = 0, wake_at = 0 WHERE instance_id = %s",
+                (name,),
+            )
+
+        both = {"kept": (True, [1]), "free": (False, [1])}
+        assert fetch(again=False) == both
+
+        expire("free")
+        assert fetch(again=True) == {"kept": (True, [1])}
+        found = connection.execute("SELECT instance_id, attempt_count FROM orchestrator_queue")
+        assert dict(found.fetchall()) == {"kept": 1, "free": 0}
+
+        expire("kept")
+        assert fetch(again=True) == {"kept": (False, [1]), "free": (False, [1])}
+
+
 @pytest.mark.parametrize("handler", HANDLERS)
 @pytest.mark.parametrize("steps", SEQUENCES, ids=", ".join)
 def test_a_start_gives_an_instance_its_name_from_the_moment_at_which_it_is_visible(
