@@ -141,9 +141,9 @@ def set_custom_status(value: object) -> None:
 def continue_as_new(*args: Any, version: str | None = None, **kwargs: Any) -> NoReturn:
     """End this execution and begin the next one with these arguments and an empty history.
 
-    Never returns. State, status and unread events and messages go along. An arrival is unread if
-    the code never read it from its wait; ``done()`` does not read it. Without a version the latest
-    one is used; a given version gets its arguments by position.
+    Never returns. State, status and unread events and messages go along. An event or message is
+    unread if the code never read it from its wait; ``done()`` does not read it. Without a version
+    the latest one is used; a given version gets its arguments by position.
     """
     require_recorder("continue_as_new()").continue_as_new(args, kwargs, version)
 
@@ -297,8 +297,8 @@ def current() -> Current:
 class State:
     """A mapping of strings to JSON values that survives restarts and continue-as-new.
 
-    Reading returns a new copy: write a changed value back. A copy that is changed and dropped is
-    told in the log. Keys are sorted.
+    Reading returns a new copy: write a changed value back. The log warns of a copy that is changed
+    and dropped. Keys are sorted.
     """
 
     __slots__ = ()
@@ -428,7 +428,7 @@ class Saga:
     def __call__(
         self, compensation: Callable[P, Awaitable[Any]], *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Register a call that undoes what was done: of an activity, orchestration or function.
+        """Register a compensation: a call of an activity, an orchestration or an async function.
 
         The arguments are checked now.
         """
@@ -461,8 +461,8 @@ class Saga:
         traceback: TracebackType | None,
     ) -> None:
         self._is_open = False
-        # Other exceptions stop the code without an end of the orchestration: continue_as_new(), and
-        # an instance that leaves the memory of a worker.
+        # Other exceptions do not end the instance: continue_as_new() raises one, and the code of an
+        # instance that leaves the memory of a worker is closed by one.
         if not isinstance(error, (Exception, asyncio.CancelledError)) or not self._undo:
             return
         recorder = require_recorder("saga()")
@@ -507,10 +507,11 @@ def _name(compensation: Any) -> str:
 
 
 def saga() -> Saga:
-    """Return a block that undoes in reverse order what was done, if it does not end well.
+    """Return a block that undoes its steps in reverse order, if it ends with an error.
 
-    An exception, and a cancellation, run the compensations that were registered until then, and
-    then go on. One that fails does not keep the others from running: CompensationFailed names it.
+    After an exception or a cancellation, the compensations that were registered until then run.
+    Then it is raised again. If a compensation fails, the others still run, and CompensationFailed
+    names those that failed.
 
         async with saga() as undo:
             await reserve(item)

@@ -69,22 +69,22 @@ def _built_in(fn: Callable[..., Any], name: str, result: Any) -> Activity[..., A
 
 
 def instance_result(look: Callable[..., Any]) -> Activity[..., Any]:
-    """Return the built-in activity that looks for the end of an instance with this function."""
+    """Return the built-in activity for ``instance(id).result()``, which runs this function."""
     return _built_in(look, INSTANCE_RESULT, InstanceEnd)
 
 
 def instance_state(read: Callable[..., Any]) -> Activity[..., Any]:
-    """Return the built-in activity that reads the state of an instance with this function."""
+    """Return the built-in activity for ``instance(id).state()``, which runs this function."""
     return _built_in(read, INSTANCE_STATE, str | None)
 
 
 async def _look(id: str) -> Any:  # noqa: A002
-    """Stand for the function that each runtime has under the same name."""
+    """Never runs: orchestrations call it by name, and each runtime registers its own."""
     raise NotImplementedError(id)
 
 
 async def _read(id: str, key: str) -> Any:  # noqa: A002
-    """Stand for the function that each runtime has under the same name."""
+    """Never runs: orchestrations call it by name, and each runtime registers its own."""
     raise NotImplementedError(id, key)
 
 
@@ -210,7 +210,7 @@ ASK: Final = "perdure.ask"
 REPLY: Final = "perdure.reply"
 """Name of the event that brings the reply."""
 ASK_PREFIX: Final = "ask:"
-"""Of the id of a request, and of the mailbox that it goes to."""
+"""Prefix of the id of a request, and of the mailbox that it goes to."""
 _CONTINUED: Final = "the instance has read the request and continued as new without a reply"
 _QUICK_SECONDS: Final = 1
 """A request that is answered within this time does not watch for the end of the instance."""
@@ -228,7 +228,7 @@ class Sent(msgspec.Struct, Generic[T], frozen=True):
     """The message in the mailbox of the asked instance."""
 
     id: str
-    """Of the instance that waits for the reply."""
+    """Id of the instance that waits for the reply."""
     value: T
 
 

@@ -163,7 +163,7 @@ class Client:
 
     @asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncGenerator[None]:
-        """For ASGI frameworks: ``FastAPI(lifespan=runtime.lifespan)``, or of a client."""
+        """Open and close with an ASGI application: ``FastAPI(lifespan=runtime.lifespan)``."""
         async with self:
             yield
 

@@ -35,7 +35,7 @@ log = get_logger("perdure.client")
 _LOOK_SECONDS = 1.0
 """Time for a look at the store after the deadline, so that a timeout of 0 looks once."""
 _PAUSE_SECONDS = 0.5
-"""Between two looks at a store that is busy or away."""
+"""The pause between two looks at a store that is busy or away."""
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False):
@@ -44,7 +44,7 @@ class Ending(msgspec.Struct, frozen=True, gc=False):
     status: Status
     output: str | None
     name: str
-    """Of the orchestration."""
+    """Name of the orchestration."""
 
 
 Finished: TypeAlias = asyncio.Future[Ending | None]

@@ -252,7 +252,7 @@ class InstanceStats(msgspec.Struct, frozen=True, kw_only=True):
     """The size of an instance at one moment. Bytes are those of the stored JSON."""
 
     history_events: int
-    """Of the current execution; ``docs/reference/limits.md`` has its limit."""
+    """Events of the current execution; ``docs/reference/limits.md`` has the limit."""
     history_bytes: int
     pending_messages: int
     """Events, messages, timers and answers that wait for a turn; at most 10,000 are counted."""

@@ -46,7 +46,8 @@ class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
     rhythm: str
     """The cron line with its zone, or the interval."""
     status: Status
-    """Of the instance that is the schedule: Running, unless an operator or an error stopped it."""
+    """Status of the instance that is the schedule: Running, unless an operator or an error stopped
+    it."""
     next_at: datetime.datetime | None = msgspec.field(name="next")
     """The next slot; None if it is paused or has ended."""
     paused: str | None

@@ -163,7 +163,7 @@ class OpenStep(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     name: str
-    """Of the activity, event, mailbox or orchestration; empty for a timer."""
+    """Name of the activity, event, mailbox or orchestration; empty for a timer."""
     event_id: int
     op: str
     site: str

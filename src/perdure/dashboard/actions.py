@@ -43,7 +43,7 @@ class Done(msgspec.Struct):
     id: str
     said: str
     slots: list[str] = []
-    """Of a backfill: the slots without an instance."""
+    """The slots of a backfill that have no instance."""
 
 
 class Sent(Target):

@@ -46,7 +46,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
     summary: str
     kept: float
-    """For at most so many seconds an answer is kept for others who ask the same; 0: not at all."""
+    """Seconds for which an answer is kept for other callers that ask the same; 0: not at all."""
 
     async def call(self, service: Any, given: Given) -> Any:
         if self.given is Given:

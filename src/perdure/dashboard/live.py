@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 2.0
 LOOK_SHARE: Final = 20
-"""Between two looks lies this multiple of the time that a look took, so that a large store is asked
+"""The pause between two looks, as a multiple of the time that a look took: a large store is asked
 less often."""
 READ_SHARE: Final = 100
-"""Between two moments at which tabs are told lies this multiple of the time that their reads took,
+"""The pause between two messages to the tabs, as a multiple of the time that their reads took,
 without the time of sending the answers."""
 PACE_SECONDS: Final = 0.25
 PACE_SECONDS_MAX: Final = 5.0

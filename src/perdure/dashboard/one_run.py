@@ -104,7 +104,7 @@ class StateEntry(msgspec.Struct):
 class Pair(Given):
     left: str
     right: str | None = None
-    """By default the last run of the same name that completed."""
+    """None: the last run of the same name that completed."""
 
 
 class ComparedLine(msgspec.Struct):
@@ -147,7 +147,7 @@ class StepDetail(msgspec.Struct, kw_only=True):
     input: Any
     output: Any
     failure: Failure | None
-    """With its traceback."""
+    """The failure, with its traceback."""
     attempt: Attempt | None
     """While it is in the worker queue."""
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perdure.dashboard.service import Service
 
 FILE_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of an export file that is looked at."""
+"""Largest size of an export file that is looked at."""
 _RUNS_MAX: Final = 200
 _EVENTS_MAX: Final = 50_000
 _PAGE: Final = 2_000

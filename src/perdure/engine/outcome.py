@@ -73,7 +73,7 @@ class TurnOutcome(msgspec.Struct, kw_only=True, gc=False):
     delta: list[events.Event] = []
     """New events in order; a terminal event is last and the only one."""
     activities: list[ScheduledActivity] = []
-    """To dispatch: scheduled in this turn and still wanted at its end."""
+    """Activities to dispatch: scheduled in this turn and still wanted at its end."""
     timers: Sequence[events.TimerCreated] = ()
     children: Sequence[events.SubOrchestrationScheduled] = ()
     detached: Sequence[events.OrchestrationChained] = ()

@@ -77,7 +77,7 @@ class _Source:
 
 
 _sources: dict[str, _Source | None] = {}
-"""By file name; None for files of the library. One entry for each file."""
+"""The sources by file name; None for files of the library. One entry for each file."""
 _UNSEEN = _Source("")
 
 

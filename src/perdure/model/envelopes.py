@@ -27,7 +27,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StartRouting(Record, frozen=True, omit_defaults=True):
-    """Beside a message that can create an instance or its next execution."""
+    """Routing data of a message that can create an instance or its next execution."""
 
     name: str
     version: str | None = None
@@ -35,7 +35,7 @@ class StartRouting(Record, frozen=True, omit_defaults=True):
 
 
 class TimerIdentity(Record, frozen=True):
-    """Beside a timer message, so that it can be removed when its timer is cancelled."""
+    """Routing data of a timer message, so that it can be removed when its timer is cancelled."""
 
     execution_id: int
     timer_id: int

@@ -65,7 +65,7 @@ class Watcher(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     execution_id: int
     activity_id: int
     seed: str
-    """Of the execution: a later instance with the same id has another one."""
+    """Seed of the execution: a later instance with the same id has another one."""
     watched_id: str
     """The instance that it waits for. A copy of that instance, under another id, is not."""
 
@@ -249,7 +249,7 @@ class MessageSent(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
     """``event``, ``message`` or ``cancel``."""
     target_instance_id: str
     name: str = ""
-    """Of the event or the mailbox."""
+    """Name of the event or the mailbox."""
     data: msgspec.Raw = NULL
     """The value; the reason of a cancellation."""
 

@@ -155,7 +155,7 @@ def describe_exception(error: BaseException) -> Failure:
     return msgspec.structs.replace(failure, origin=error.origin, levels=levels)
 
 
-def with_members(
+def with_content(
     failure: Failure, error: BaseException, kinds: tuple[type[Exception], ...], codec: Codec
 ) -> Failure:
     """Return the failure with the content of the exception, if it is one of the declared kinds."""

@@ -44,7 +44,7 @@ class ParentLink(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CarriedMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """An arrival that the ended execution did not read."""
+    """An event or message that goes along with a start, or that an ended execution did not read."""
 
     name: str
     data: msgspec.Raw = NULL
@@ -246,12 +246,14 @@ def instance_end(instance_id: str, status: str, output: str | None) -> InstanceE
 
 
 JOB_PREFIX: Final = "activity:"
-"""Of the name of the orchestration that runs one activity and nothing else."""
+"""Prefix of the name of the orchestration that runs one activity and nothing else."""
 JOB_VERSION: Final = "1.0.0"
 INSTANCE_STATE: Final = "perdure.instance_state"
+"""Name of the built-in activity by which an instance reads the state of another one."""
 INSTANCE_RESULT: Final = "perdure.instance_result"
 """Name of the built-in activity by which an instance waits for another one."""
 MISSING: Final = "Missing"
+"""``InstanceEnd.status`` if no instance has the id."""
 
 
 def execution_seed(started: events.OrchestrationStarted) -> str:

@@ -132,7 +132,7 @@ class ProviderAdmin(Openable):
     def read_history_with_execution_id(
         self, instance_id: str, execution_id: int
     ) -> Awaitable[list[HistoryRecord]]:
-        """As ``Provider.read_with_execution``, whole."""
+        """Return the whole history of an execution, as ``Provider.read_with_execution`` does."""
         self._check_instance("read_history_with_execution_id", instance_id)
         return self._read_history_with_execution_id(instance_id, execution_id)
 

@@ -370,7 +370,7 @@ class Provider(Openable):
         tag_filter: TagFilter | None = None,
         activities: frozenset[str] | None = None,
     ) -> Awaitable[list[FetchedWork]]:
-        """As ``fetch_work_item``, but up to ``limit`` items at once; empty instead of None.
+        """Fetch up to ``limit`` items as ``fetch_work_item`` does; empty instead of None.
 
         A provider may lock them in one commit. It returns what there is and waits only for the
         first.

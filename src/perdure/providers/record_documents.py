@@ -68,10 +68,10 @@ class Field:
     """One value of a record."""
 
     name: str
-    """In the document."""
+    """Name in the document."""
     type: Any
     path: str
-    """In the snapshot; dots lead to records inside it."""
+    """Path in the snapshot; dots lead to records inside it."""
     default: Any = _REQUIRED
     text_name: str = ""
     """Set for a payload, which is shown as JSON if it is JSON (see ``embed``): the name in the

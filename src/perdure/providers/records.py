@@ -178,8 +178,8 @@ class TurnCommit(Record, frozen=True, omit_defaults=True):
     """Hot path: lock tokens of work items whose completions this turn has already consumed; each
     must be held, and each item is removed."""
     after_event_id: int = 0
-    """For a turn without new events: the last event that it has seen. The turn is refused if that
-    is not stored."""
+    """The last event that a turn without new events has seen. The turn is refused if that event
+    is not stored. 0 for other turns."""
 
 
 class TrustedCommit(TurnCommit, frozen=True):
@@ -635,7 +635,7 @@ class StoreInfo(Record, frozen=True):
     size_bytes: int | None
     moved_to: str | None
     details: dict[str, str]
-    """For people. What cannot be read and is left aside has a key that begins with DAMAGED."""
+    """Details for people. The key of an unreadable file that was left aside begins with DAMAGED."""
 
     @property
     def damages(self) -> dict[str, str]:

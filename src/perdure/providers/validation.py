@@ -219,7 +219,7 @@ def check_items(commit: TurnCommit, instance_id: str) -> None:
 def check_first_turn(
     start: OrchestratorMessage, commit: TurnCommit, lock_token: str, owner: str
 ) -> None:
-    """For ``start_orchestration_item``."""
+    """Check the arguments of ``start_orchestration_item``."""
     if type(commit) is TrustedCommit:
         return
     check_message(start)

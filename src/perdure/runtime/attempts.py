@@ -56,7 +56,7 @@ class LookAgain(Exception):
         super().__init__(seconds)
         self.seconds = seconds
         self.note = note
-        """For the next run, which reads it as its last heartbeat."""
+        """The next run reads it as its last heartbeat."""
 
 
 class RunningActivity(msgspec.Struct, eq=False, gc=False):

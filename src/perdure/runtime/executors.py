@@ -31,7 +31,7 @@ from perdure.authoring.context import ActivityInfo
 from perdure.codec import JSON
 from perdure.errors import PayloadError, PerdureError, UsageError
 from perdure.model.events import NULL
-from perdure.model.failures import Category, Failure, describe_exception, with_members
+from perdure.model.failures import Category, Failure, describe_exception, with_content
 from perdure.processes import start_with_socket
 from perdure.runtime.metrics import log
 
@@ -86,7 +86,7 @@ def failure_from(
     category = Category.TIMEOUT if isinstance(error, TimeoutError) else Category.APPLICATION
     failure = describe_exception(error)
     failure = msgspec.structs.replace(failure, category=category, attempts=attempts)
-    return with_members(failure, error, raises, codec)
+    return with_content(failure, error, raises, codec)
 
 
 def call_contained(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

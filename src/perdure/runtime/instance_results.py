@@ -37,7 +37,8 @@ class _Note(msgspec.Struct, frozen=True):
     watcher: events.Watcher
     """Another one looks if this work item was copied by a rerun."""
     created_at_ms: int
-    """Of the instance that was asked to tell the watcher. Another time: it was replaced."""
+    """Start of the instance that was asked to tell the watcher. If it is another one now, that
+    instance was replaced."""
     looks: int
 
 

@@ -242,7 +242,7 @@ class Turn:
         self.backoff: Backoff | None = None
         """Set when the commit has to be repeated."""
         self.items: list[work.OrchestratorItem] = []
-        """For the execution: all but the starts, which have created it."""
+        """The items for the execution: all but the starts, which have created it."""
         self.starts: list[work.StartOrchestration | work.ContinueAsNew] = []
         self.consumed: list[int] = []
         """Ids of messages in the orchestrator queue."""
@@ -302,7 +302,7 @@ class TurnRunner:
         """The time for which a commit keeps the lock; None if instances are not kept live."""
         self._events_max = options.history_events_max
         self._many_events = options.history_events_max // 2
-        """From here on the length of a history is checked: half of what is allowed."""
+        """The length of a history is checked from this number of events on: half of the maximum."""
         self._bytes_max = options.history_bytes_max
         self.start_deadline = StartDeadline(worker.clock)
         self.is_aborted = False

@@ -43,7 +43,7 @@ CAUGHT_UP_MAX: Final = 100
 OUTAGE_MS: Final = 1_000
 """A timer that fires this late: no worker ran."""
 LATE_MS: Final = 60_000
-"""With catch_up="none" a slot that is later than this has been missed."""
+"""A slot that is decided later than this counts as missed with catch_up="none"."""
 DELETED: Final = "Deleted"
 
 
@@ -53,7 +53,7 @@ async def schedule_loop(state: ScheduleState) -> None:
 
 
 def loop_handlers() -> tuple[Orchestration[..., None], ...]:
-    """Return the loop as a handler; nothing without the extra, so that no slot is tried in vain."""
+    """Return the loop as a handler. Empty without the extra: such a worker takes no slot."""
     return (schedule_loop,) if find_spec("cronsim") is not None else ()
 
 

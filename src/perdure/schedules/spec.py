@@ -56,7 +56,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     slot_ms: int
     id: str = ""
-    """Of the started instance; empty for a skipped slot."""
+    """Id of the started instance; empty for a skipped slot."""
     status: str = "Running"
     """The last known status of the instance, or ``Skipped``."""
     reason: str = ""
@@ -82,7 +82,7 @@ class ScheduleState(msgspec.Struct, kw_only=True, omit_defaults=True):
     paused: str | None = None
     """The reason of the pause."""
     failures: int = 0
-    """In a row."""
+    """Number of failed instances in a row."""
     started: int = 0
     skipped: int = 0
     running: list[Run] = []
@@ -101,7 +101,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spec: Spec | None = None
     is_declared: bool = False
     slots: list[int] = []
-    """To trigger, or to fill in."""
+    """The slots to trigger, or to fill in."""
 
 
 class ScheduleOptions(TypedDict, total=False):

@@ -114,7 +114,7 @@ class _ExecutionRows:
     first_id: int = 0
     last_id: int = 0
     history_bytes: int = 0
-    """Of the texts in memory."""
+    """Bytes of the texts in memory."""
     history: list[EventRow] = field(default_factory=list["EventRow"])
     """Read already if the instance is small."""
 
@@ -200,7 +200,7 @@ class Checkpoint:
         self._tried_instances: set[str] = set()
         """Names of instances whose files are."""
         self._notes: list[tuple[str, Callable[[], object]]] = []
-        """To be done when a file is in place, or, without a path, when all removals are done."""
+        """To call when a file is in place or, without a path, when all removals are done."""
         self._written_events: list[int] = []
 
     def run(self, drop_segments: Callable[[int], None]) -> Iterator[None]:

@@ -126,7 +126,7 @@ class Histories:
         self._documents = documents
         self._names = names
         self.files: dict[Execution, HistoryFile] = {}
-        """Of the executions whose history is not part of a document."""
+        """The files of the executions whose history is not part of a document."""
 
     def rows(self, execution: Execution) -> list[EventRow]:
         """Return the rows of all events in the order of their ids."""

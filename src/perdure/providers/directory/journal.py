@@ -84,7 +84,7 @@ class Journal:
         self._path = ""
         self._descriptor = -1
         self._size = 0
-        """Of the records; blanks follow."""
+        """Length of the records; blanks follow."""
         self._filled = 0
         """Length of the file."""
         self._is_torn = False
@@ -351,7 +351,7 @@ class JournalHook:
         self.histories: Histories
         self.journal: Journal
         self.sequence = 0
-        """Of the newest record."""
+        """Sequence number of the newest record."""
         self.journal_bytes = 0
         """Written since the last checkpoint began."""
         self.failure: str | None = None

@@ -52,7 +52,7 @@ _NOT_SLUG = re.compile(r"[^a-z0-9]+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEGMENT = re.compile(r"(\d{16})\.jsonl")
 _HASH_CHARACTERS: Final = (12, 32)
-"""Of the short and of the long name. A name in the layout of version 1 has the whole hash."""
+"""Digits of the hash in a short and in a long name. In the layout of version 1 a name has all."""
 _OLD_NAME = re.compile(r"[a-z0-9-]*~[0-9a-f]{64}")
 _OLD_ENTRY = re.compile(r"\d{12,}-[a-z0-9-]*~[a-z0-9-]*\.json")
 _ENTRY = re.compile(r"\d{12,}-([a-z0-9-]*~[0-9a-f]+)~[a-z0-9-]*\.json")
@@ -202,7 +202,7 @@ class DamagedFiles:
     def __init__(self, root_path: str) -> None:
         self._root_path = root_path
         self.reasons: dict[str, str] = {}
-        """By the path inside the root."""
+        """Why each file is damaged, by its path inside the root."""
         self._barred: dict[str, str] = {}
         """The path, by the name of the instance."""
         self.lost: set[str] = set()

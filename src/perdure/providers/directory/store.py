@@ -101,11 +101,11 @@ class DirectoryDatabase(Database):
         self._running: Iterator[None] | None = None
         """The checkpoint that is under way."""
         self._requests: deque[Future[None]] = deque()
-        """Of those who wait for a checkpoint."""
+        """Futures of the callers that wait for a checkpoint."""
         self._dirty_since: float | None = None
         self._retry_at = 0.0
         self.checkpoint_error: ProviderError | None = None
-        """Of the last checkpoint, if it failed."""
+        """The error of the last checkpoint, if it failed."""
 
     # --- opening and closing
 

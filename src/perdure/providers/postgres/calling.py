@@ -28,7 +28,7 @@ _Answered: TypeAlias = "Callable[[PGresult | None, BaseException | None], None]"
 
 _GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK})
 _PREPARED_MAX: Final = 100
-"""Of one connection: the server keeps a plan for each."""
+"""Prepared statements of one connection at most: the server keeps a plan for each."""
 
 
 def cut(connection: psycopg.AsyncConnection[Any]) -> None:
@@ -103,7 +103,7 @@ class RawConnection:
     async def call_for_rows(
         self, statement: bytes, parameters: Parameters, *, prepare: bool, seconds: float
     ) -> list[tuple[Any, ...]]:
-        """As ``call``, for parameters of any type and any number of rows."""
+        """Call with parameters of any type, and return any number of rows."""
         values = [text_of(each) for each in parameters]
         result = await self._call(statement, values, prepare=prepare, seconds=seconds, binary=True)
         transformer = Transformer(self._connection)
@@ -138,7 +138,7 @@ class RawConnection:
         seconds: float,
         answered: _Answered,
     ) -> None:
-        """As ``call``, without a task; with ``prepare`` the statement is prepared already.
+        """Call without a task; with ``prepare`` the statement is prepared already.
 
         Raises what the driver raises if the statement cannot be sent.
         """

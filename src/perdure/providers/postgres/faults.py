@@ -79,7 +79,7 @@ _MOVED: Final = "PDMOV"
 """Raised by the trigger of a store that is marked as moved; the message is the mark."""
 
 _REFUSED: Final = "FATAL:"
-"""In the text of a connection error: the server was reached and refused the connection."""
+"""Part of a connection error if the server was reached and refused the connection."""
 _NO_SETTINGS: Final = "unsupported startup parameter"
 _SOON: Final = re.compile(
     r"too many (connections|clients)|connection slots are reserved|not accepting connections|"

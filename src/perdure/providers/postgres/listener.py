@@ -31,7 +31,7 @@ BUCKETS: Final = 64
 
 _SPACING_SECONDS: Final = 0.02
 _SEND_SECONDS: Final = 5.0
-"""For all tries. A later notification is useless: waiters have polled by then."""
+"""Time limit of all tries. A later notification is useless: waiters have polled by then."""
 _CLOSE_SECONDS: Final = 1.0
 """Limit for the last notification at closing, which other processes can do without."""
 _RECONNECT_SECONDS: Final = (0.1, 5.0)

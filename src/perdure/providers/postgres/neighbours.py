@@ -68,7 +68,7 @@ def is_dead(process: Process, observer: Process | None) -> bool:
 
 class _Look(NamedTuple):
     started: str
-    """In ticks since the boot; two processes with one id have different ones."""
+    """Start of the process, in ticks since the boot: it tells apart two processes with one id."""
     is_over: bool
     """All of its threads have ended; it only waits for its parent to notice."""
 

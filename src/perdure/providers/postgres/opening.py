@@ -63,7 +63,7 @@ _STATE: Final[LiteralString] = """
     to_jsonb(s) ->> 'functions_checksum' AS functions_checksum
     FROM (SELECT) AS one LEFT JOIN {schema}.store s ON true
 """
-"""By way of JSON, because tables of before have no columns for the functions."""
+"""Reads the row as JSON, because older tables have no columns for the functions."""
 _READ_STATE: Final[LiteralString] = "SELECT" + _STATE
 _FACTS: Final[LiteralString] = """
     SELECT current_setting('server_version_num') AS server_version_num,

@@ -42,7 +42,7 @@ Refusal: TypeAlias = tuple[str, str | None]
 _OPERATIONS_MAX: Final = 500
 _BYTES_MAX: Final = 4 * 1024 * 1024
 _ONE_BYTES_MAX: Final = 256 * 1024 * 1024
-"""For one operation; a bigger one exceeds the statement timeout or cannot be sent at all."""
+"""Limit of one operation. A bigger one exceeds the statement timeout or cannot be sent at all."""
 
 
 class Answer(msgspec.Struct, frozen=True):

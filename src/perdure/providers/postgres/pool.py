@@ -199,7 +199,7 @@ class ConnectionPool:
         parameters: Sequence[bytes],
         done: Callable[[bytes, BaseException | None], None],
     ) -> bool:
-        """As ``call_once`` if a connection that knows the statement is free, otherwise False.
+        """Call as ``call_once`` if a connection that knows the statement is free; or return False.
 
         ``done`` is called with the text, or with the error that the driver would raise.
         """

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ANSWER_SECONDS: Final = 2.0
-"""For the first try. A lock is renewed early enough for a second one. Each try has twice the time
-of the one before: more requests would make a slow server slower."""
+"""Time limit of the first try. A lock is renewed early enough for a second one. Each try has twice
+the time of the one before: more requests would make a slow server slower."""
 _JOIN_SECONDS: Final = 2.0
 
 

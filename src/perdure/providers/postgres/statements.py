@@ -273,7 +273,7 @@ _COUNT: Final[LiteralString] = "SELECT count(*) FROM {schema}.instances i"
 _ORDER: Final[LiteralString] = " ORDER BY i.created_at DESC, i.instance_id DESC LIMIT ?"
 
 GET_INFO: Final[LiteralString] = _COLUMNS + " WHERE i.instance_id = $1"
-"""For one: the server would plan the statement for several ids again at each call."""
+"""Reads one instance. The server plans a statement for several ids again at each call."""
 GET_INFOS: Final[LiteralString] = _COLUMNS + " WHERE i.instance_id = ANY ($1)"
 
 # By field of the query; each ? stands for its value.

@@ -320,14 +320,14 @@ class PostgresStore:
     async def write(
         self, operation: str, template: LiteralString, parameters: Parameters
     ) -> list[Row]:
-        """As ``ask``, for a statement that writes: a repeat waits for synchronous standbys."""
+        """Run a statement that writes: a repeat waits for synchronous standbys."""
         self.require_here(operation)
         return await self.pool.run(operation, self.statements(template), parameters, writes=True)
 
     async def renew(
         self, operation: str, template: LiteralString, parameters: Parameters
     ) -> list[Row]:
-        """As ``ask``, on the connection that is kept for renewals."""
+        """Run a statement on the connection that is kept for renewals."""
         return await self._renewals.run(operation, self.statements(template), parameters)
 
     # --- waking waiters

@@ -66,7 +66,7 @@ PAGES_BETWEEN_LOOKS: Final = 250
 PAGES_TO_WARN: Final = 14_000
 """55 MiB: a log beyond this is reported, and again each time that it has doubled."""
 _PAGE_BYTES: Final = 4_120
-"""Of a page and its header in the log."""
+"""Size of a page and its header in the log."""
 
 _FREE_PART: Final = 10
 """A tenth of the pages may be free: new instances take them without making the file longer."""
@@ -84,7 +84,7 @@ class System:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = SystemClock() if clock is None else clock
-        """For leases and due times, which are written into the store."""
+        """The clock of locks and due times, which are written into the store."""
 
     monotonic = staticmethod(time.monotonic)
     """Seconds for measuring how long something takes."""

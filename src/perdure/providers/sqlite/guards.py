@@ -94,7 +94,7 @@ def reserve_log(path: Path) -> None:
 
 
 _CREATE_ATTEMPTS: Final = 20
-"""In a directory such as /proc no file can be created, and the error is that of a lost draft."""
+"""A directory such as /proc, in which no file can be created, gives the error of a lost draft."""
 
 
 def _create(path: Path) -> None:

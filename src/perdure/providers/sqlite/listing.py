@@ -68,7 +68,7 @@ _SELECT_PENDING: Final = f"""
 SELECT {_PENDING}
 FROM instance_locks AS l LEFT JOIN instances AS i ON i.instance_key = l.instance_key
 """  # noqa: S608 - of constants
-"""Of instances whose start is queued: without name and status."""
+"""Lists instances whose start is queued, without name and status."""
 
 _NEWEST_STARTED: Final = " ORDER BY i.created_at DESC, i.instance_id DESC"
 _NEWEST_PENDING: Final = " ORDER BY l.pending_since DESC, l.instance_id DESC"

@@ -132,7 +132,7 @@ class NoPeers:
         """Remove the files of this process, and forget the others."""
 
     def disown(self) -> None:
-        """In a forked child: let go of the parent's files without a trace."""
+        """Close the descriptors of a forked child. The parent's lock and files stay."""
 
 
 class Peers(NoPeers):

@@ -24,7 +24,7 @@ UNKNOWN: Final = 2
 SUSPENDED: Final = 3
 
 NO_FACTS: Final = LockFacts()
-"""Of an instance without a readiness row."""
+"""The facts of an instance without a readiness row."""
 
 _WITH_READINESS: Final = """
 SELECT instance_id FROM instance_locks UNION SELECT instance_id FROM orchestrator_queue

@@ -97,7 +97,7 @@ WHERE instance_id {given}
   AND NOT EXISTS (SELECT 1 FROM orchestrator_queue AS q
                   WHERE q.instance_id = instance_locks.instance_id)
 """)
-"""Of instances without messages."""
+"""Selects instances without messages."""
 
 AWAKE: Final = "SELECT instance_id, state FROM instance_locks WHERE wake_at <= ?"
 
@@ -153,7 +153,7 @@ class OnlyStart(NamedTuple):
 
     parent_instance_id: str | None
     attempt_count: int | None
-    """With the attempt that hands it out."""
+    """Includes the attempt that hands it out."""
     body: str | None
     """None: the candidate is more than that, or the text is too big for a list of rows."""
 
@@ -266,7 +266,7 @@ SELECT json_group_array(json_array(l.lock_token, {_HELD_LOCK}))
 FROM json_each(?) AS given CROSS JOIN instance_locks AS l ON l.lock_token = given.value
 LEFT JOIN instances AS i ON i.instance_key = l.instance_key
 """  # noqa: S608 - of constants
-"""For each token that is found: the token and the columns of HeldLock."""
+"""Returns, for each token that is found, the token and the columns of HeldLock."""
 
 INSERT_BARE_LOCK: Final = """
 INSERT INTO instance_locks (instance_id, instance_key, state) VALUES (?, ?, 1)
@@ -318,7 +318,8 @@ LEFT JOIN instances AS i ON i.instance_id = given.value
 LEFT JOIN instance_locks AS l ON l.instance_id = given.value
 WHERE i.instance_id IS NOT NULL OR l.instance_id IS NOT NULL
 """  # noqa: S608 - of constants
-"""For each id that there is something under: the id and the columns of Existence."""
+"""Returns, for each id that has an instance or a readiness row, the id and the columns of
+Existence."""
 
 EXTEND_KEPT_LOCKS: Final = ForKeys("""
 UPDATE instance_locks SET locked_until = ?2, touched_at = ?3 WHERE instance_id {given}
@@ -422,7 +423,7 @@ class MessageRow(NamedTuple):
     message_id: int
     body: str
     attempt_count: int
-    """With the attempt that hands it out."""
+    """Includes the attempt that hands it out."""
     visible_at: int
     enqueued_at: int
     start_name: str | None
@@ -507,7 +508,7 @@ DELETE FROM orchestrator_queue WHERE instance_id = ? AND visible_at <= ? AND loc
 DELETE_CONSUMED: Final = ManyRows(
     "DELETE FROM orchestrator_queue WHERE (message_id, lock_token) IN (", 2, ")"
 )
-"""Of messages that the token carries; others stay."""
+"""Deletes messages that the token carries; others stay."""
 FORGIVE_CARRIED: Final = """
 UPDATE orchestrator_queue SET attempt_count = max(attempt_count - 1, 0)
 WHERE instance_id = ? AND visible_at <= ? AND lock_token = ?

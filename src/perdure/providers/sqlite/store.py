@@ -240,11 +240,11 @@ class Store:
         self._is_lone = not self._accepted and not self._under_way
 
     def read(self, verb: Verb, *args: Any) -> asyncio.Future[Any]:
-        """For a few rows."""
+        """Run a verb that reads a few rows."""
         return self._query(self._quick, verb, args)
 
     def search(self, verb: Verb, *args: Any) -> asyncio.Future[Any]:
-        """For a query that may take its time."""
+        """Run a verb that may take long, on another thread than quick reads."""
         return self._query(self._slow, verb, args)
 
     def _query(
@@ -458,7 +458,7 @@ class Store:
     # --- forking
 
     def disown(self) -> None:
-        """In a forked child: the threads and the file's locks stayed with the parent."""
+        """Close the store in a forked child: its threads and file locks stayed with the parent."""
         self.is_open = False
         self.database.peers.disown()
 
@@ -499,9 +499,9 @@ def _passing_on(way: str) -> Callable[[Verb], Any]:
 
 writes: Final = _passing_on("write")
 reads: Final = _passing_on("read")
-"""For a verb that reads a few rows."""
+"""Makes a method of a verb that reads a few rows."""
 searches: Final = _passing_on("search")
-"""For a query that may take its time."""
+"""Makes a method of a verb that may take long."""
 
 
 def _raise(error: BaseException) -> None:
