@@ -58,48 +58,67 @@ def loop_handlers() -> tuple[Orchestration[..., None], ...]:
 
 
 class _Loop:
+    """The rounds of one execution.
+
+    Each command takes effect at its time. So while commands may wait that are older than the slots
+    that are due, a round obeys the next command; otherwise it decides about the slots.
+    """
+
     def __init__(self, state: ScheduleState) -> None:
         self._state = state
         self._id = current().instance_id
         self._ends = {run.id: asyncio.create_task(_end_of(run.id)) for run in state.running}
+        self._command = next_message(SCHEDULE, Command)
+        self._has_older_commands = False
+        self._mark: Command | None = None
+        """Sent to its own mailbox: when it arrives, every command before it has been obeyed."""
 
     async def run(self) -> None:
         state = self._state
-        command = next_message(SCHEDULE, Command)
-        is_late = False
-        mark: Command | None = None
         for _ in range(ROUNDS_MAX):
             due_ms = state.decided_ms if state.next_ms is None else state.next_ms
-            if is_late or _now_ms() - due_ms > OUTAGE_MS:
-                # Each command takes effect at its time, so those that were sent before now go
-                # first. Messages keep their order: a mark comes after all of them.
-                if mark is None:
-                    mark = Command(kind="mark", at_ms=_now_ms())
-                    await send_message_to(self._id, SCHEDULE, mark)
-                heard = await command
-                command = next_message(SCHEDULE, Command)
-                await self._obey(heard)
-                is_late = heard != mark
-                if is_late:
+            if self._has_older_commands or _now_ms() - due_ms > OUTAGE_MS:
+                await self._obey_older_command()
+                if self._has_older_commands:
                     continue
-                mark = None
             else:
                 self._decide(_now_ms())
             await self._start_queued()
-            state.next_ms = None
-            if state.paused is None:
-                spec, decided_ms = state.spec, state.decided_ms
-                state.next_ms = side_effect(partial(next_slot, spec, decided_ms))
-            set_custom_status(state)
-            timeout = None if state.next_ms is None else (state.next_ms - _now_ms()) / 1000
-            waits: list[asyncio.Future[Any]] = [command, *self._ends.values()]
-            await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            self._take_ends()
-            if command.done():
-                await self._obey(command.result())
-                command = next_message(SCHEDULE, Command)
-                is_late = True  # others may have come with it, each with its own time
+            self._publish()
+            await self._wait()
         continue_as_new(state)
+
+    async def _obey_older_command(self) -> None:
+        """Obey the oldest command, and find out if it was the last one."""
+        if self._mark is None:
+            self._mark = Command(kind="mark", at_ms=_now_ms())
+            await send_message_to(self._id, SCHEDULE, self._mark)
+        command = await self._command
+        self._command = next_message(SCHEDULE, Command)
+        await self._obey(command)
+        self._has_older_commands = command != self._mark
+        if not self._has_older_commands:
+            self._mark = None
+
+    def _publish(self) -> None:
+        """Compute the next slot, and show the state to clients."""
+        state = self._state
+        state.next_ms = None
+        if state.paused is None:
+            state.next_ms = side_effect(partial(next_slot, state.spec, state.decided_ms))
+        set_custom_status(state)
+
+    async def _wait(self) -> None:
+        """Wait for the next slot, a command, or the end of an instance."""
+        next_ms = self._state.next_ms
+        timeout = None if next_ms is None else (next_ms - _now_ms()) / 1000
+        waits: list[asyncio.Future[Any]] = [self._command, *self._ends.values()]
+        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        self._take_ends()
+        if self._command.done():
+            await self._obey(self._command.result())
+            self._command = next_message(SCHEDULE, Command)
+            self._has_older_commands = True  # others may have come with it, each with its own time
 
     # --- slots
 
