@@ -31,13 +31,7 @@ if TYPE_CHECKING:
     from perdure.providers.contract import Provider
     from perdure.providers.records import ExecutionSnapshot, InstanceInfo, InstanceSnapshot
 
-_ENDS: Final[dict[Status, type[events.Terminal]]] = {
-    Status.COMPLETED: events.OrchestrationCompleted,
-    Status.FAILED: events.OrchestrationFailed,
-    Status.CANCELLED: events.OrchestrationCancelled,
-    Status.TERMINATED: events.OrchestrationTerminated,
-    Status.CONTINUED_AS_NEW: events.OrchestrationContinuedAsNew,
-}
+_ENDS: Final = {status: kind for kind, status in work.ENDS.items()}
 _BAD_ENDS: Final = (
     events.OrchestrationFailed,
     events.OrchestrationCancelled,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perdure import limits
 from perdure.engine.decisions import TurnDecisions, is_same_payload
@@ -18,16 +18,7 @@ from perdure.engine.inbox import (
     is_for_next,
     is_mail,
 )
-from perdure.engine.outcome import (
-    WAITING,
-    Cancelled,
-    Completed,
-    ContinuedAsNew,
-    Failed,
-    TurnOutcome,
-    TurnResult,
-    Waiting,
-)
+from perdure.engine.outcome import TurnOutcome
 from perdure.engine.recorder import CodeRecorder
 from perdure.engine.tasks import Unwinding
 from perdure.engine.user_code import boundary, explain
@@ -53,16 +44,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("perdure.orchestration")
 
+_COMPLETED = events.OrchestrationCompleted
+_FAILED = events.OrchestrationFailed
+_CANCELLED = events.OrchestrationCancelled
+_CONTINUED = events.OrchestrationContinuedAsNew
 _TERMINAL = frozenset(events.Terminal.__subclasses__())
 _STARTED = events.OrchestrationStarted
 _FIRED = events.TimerFired
 _CLEANUP_ERROR_CHARACTERS_MAX = 500
 _REASONS: dict[type[Any], str] = {
-    Completed: "completed",
-    Failed: "failed",
-    Cancelled: "cancelled",
-    ContinuedAsNew: "continued as new",
+    _COMPLETED: "completed",
+    _FAILED: "failed",
+    _CANCELLED: "cancelled",
+    _CONTINUED: "continued as new",
 }
+_End: TypeAlias = tuple[type[events.Terminal], dict[str, Any]]
+"""The class of the event that ends an execution, and its own fields."""
 
 
 class Execution:
@@ -164,7 +161,7 @@ class Execution:
             raise InternalError("this execution was closed or has failed; replay it")
         if self.is_finished:
             ignored = [f"{type(item).__name__}: the execution has ended" for item in inbox]
-            return TurnOutcome(turn=self._decisions.turn, result=WAITING, ignored=ignored)
+            return TurnOutcome(turn=self._decisions.turn, ignored=ignored)
         try:
             return self._run_live(inbox, now_ms)
         except BaseException:
@@ -219,7 +216,7 @@ class Execution:
         inbox, mail = before_mail(inbox, self._carried, recorder)
         ignored = add_messages(inbox, recorder)
         delta = decisions.delta
-        outcome = TurnOutcome(turn=decisions.turn, result=WAITING, delta=delta, ignored=ignored)
+        outcome = TurnOutcome(turn=decisions.turn, delta=delta, ignored=ignored)
         if delta or mail:
             recorder.outcome = outcome
             loop = recorder.loop
@@ -240,7 +237,7 @@ class Execution:
         if recorder.told:
             outcome.cancelled_activities = [*recorder.told, *outcome.cancelled_activities]
             recorder.told = ()
-        outcome.result = result = self._ending.conclude_live()
+        outcome.end = self._ending.conclude_live()
         if recorder.state_reads:
             recorder.check_state_reads()
         recorder.outcome = None
@@ -250,7 +247,7 @@ class Execution:
             outcome.activities = [*recorder.take_retried(), *outcome.activities]
         self.event_count = decisions.last_event_id
         self.custom_status = recorder.custom_status
-        if result is not WAITING:
+        if outcome.end is not None:
             self.is_finished = True
             outcome.watchers = recorder.watchers
             recorder.loop.log_unretrieved_errors()
@@ -433,29 +430,29 @@ class TurnEnding:
             return end.failure.category is not Category.APPLICATION
         return isinstance(end, events.OrchestrationTerminated)
 
-    def conclude_live(self) -> TurnResult:
-        result = self._conclude()
-        if result is not WAITING:
-            self._decisions.end(self._terminal_event(result))
-            if type(result) is Completed:
+    def conclude_live(self) -> events.Terminal | None:
+        """Return the event that ends the execution; None if the code waits."""
+        event = self._conclude()
+        if event is not None:
+            self._decisions.end(event)
+            if type(event) is _COMPLETED:
                 if not self._recorder.name.startswith("perdure."):  # a second answer of a promise
                     self._recorder.note_unread()
-            elif type(result) is Cancelled:
-                self._log_bad_cleanup(result)
-        return result
+            elif isinstance(event, _CANCELLED):
+                self._log_bad_cleanup(event.reason)
+        return event
 
     def conclude_replayed(self) -> bool:
         """Compare the end of the turn with history; return True if the execution has ended."""
-        result = self._conclude()
-        if result is WAITING:
+        event = self._conclude()
+        if event is None:
             return False
-        event = self._terminal_event(result)
         recorded = self._decisions.recorded_end()
         self._decisions.end(event, is_repeated=self._is_same_end(recorded, event))
         return True
 
     @boundary
-    def _conclude(self) -> TurnResult:
+    def _conclude(self) -> events.Terminal | None:
         recorder = self._recorder
         loop = recorder.loop
         # True if the root task has ended and a task or generator of it still cleans up.
@@ -463,15 +460,18 @@ class TurnEnding:
         if has_left and not self._has_open_step():
             loop.stop_with(None)  # no open step is left that could wake the clean-up
         if loop.is_over:
-            result = self._result()
+            kind, content = self._end()
         else:
             is_cleaning_up = has_left or recorder.cancel_reason is not None
             if is_cleaning_up and not recorder.compensations:
                 self._bound_cleanup()
-            result = self._check_waiting()
-        if result is not WAITING and recorder.operations.open:
-            self._close_steps(result)
-        return result
+            if recorder.operations.open:
+                return None
+            kind, content = _failed(_stuck(recorder))
+        if recorder.operations.open:
+            self._close_steps(kind)
+        decisions = self._decisions
+        return kind(**decisions.envelope(decisions.last_event_id + 1), **content)
 
     def _has_open_step(self) -> bool:
         """Return True if a step is open besides the timer that bounds the clean-up."""
@@ -498,18 +498,17 @@ class TurnEnding:
                 limits.CLEANUP_SECONDS,
             )
 
-    def _cancelled(self, reason: str) -> Cancelled:
-        """Return Cancelled. The reason also names a clean-up that failed or was cut off."""
+    def _cancelled(self, reason: str) -> _End:
+        """End as cancelled. The reason also names a clean-up that failed or was cut off."""
         error = self._cleanup_error()
         if error is not None:
             text = str(describe_exception(error))
             if len(text) > _CLEANUP_ERROR_CHARACTERS_MAX:
                 text = text[:_CLEANUP_ERROR_CHARACTERS_MAX] + "..."
-            return Cancelled(f"{reason}; its clean-up raised {text}")
-        if self._is_cut_off:
-            seconds = f"{limits.CLEANUP_SECONDS:g} s"
-            return Cancelled(f"{reason}; its clean-up was cut off after {seconds}")
-        return Cancelled(reason)
+            reason = f"{reason}; its clean-up raised {text}"
+        elif self._is_cut_off:
+            reason = f"{reason}; its clean-up was cut off after {limits.CLEANUP_SECONDS:g} s"
+        return _CANCELLED, {"reason": reason}
 
     def _cleanup_error(self) -> BaseException | None:
         loop = self._recorder.loop
@@ -521,96 +520,70 @@ class TurnEnding:
         error = root.exception()
         return None if isinstance(error, Unwinding) else error
 
-    def _log_bad_cleanup(self, result: Cancelled) -> None:
+    def _log_bad_cleanup(self, reason: str) -> None:
         error = self._cleanup_error()
         if error is None and not self._is_cut_off:
             return
         _log.warning(
             "instance %r was cancelled without a whole clean-up: %s",
             self._recorder.instance_id,
-            result.reason,
+            reason,
             exc_info=error,
         )
 
-    def _result(self) -> TurnResult:
+    def _end(self) -> _End:
         recorder = self._recorder
         if isinstance(recorder.loop.crash, CannotUnwrap):
             raise recorder.loop.crash  # the turn has no result and is not committed
         if recorder.cancel_reason is not None:
             return self._cancelled(recorder.cancel_reason)
         if recorder.loop.crash is not None:
-            return Failed(describe_exception(recorder.loop.crash))
+            return _failed(recorder.loop.crash)
         if recorder.continued is not None:
-            return self._continue(*recorder.continued)
+            payload, version = recorder.continued
+            if recorder.outcome is not None:
+                self._hand_over(recorder.outcome)
+            return _CONTINUED, {"input": payload, "version": version}
         return self._finish()
 
-    def _check_waiting(self) -> TurnResult:
-        recorder = self._recorder
-        if not recorder.operations.open:
-            return Failed(describe_exception(_stuck(recorder)))
-        return WAITING
-
-    def _continue(self, payload: Any, version: str | None) -> TurnResult:
-        carried = self._recorder.mailboxes.unread()
+    def _hand_over(self, outcome: TurnOutcome) -> None:
+        """Note what the next execution is to get."""
+        outcome.carried = carried = self._recorder.mailboxes.unread()
+        outcome.cancel_reason = self._recorder.cancel_next_reason
         size = sum(len(message.name) + len(message.data) for message in carried)
-        if size > limits.CARRY_FORWARD_BYTES_MAX and not self._recorder.is_replaying:
+        if size > limits.CARRY_FORWARD_BYTES_MAX:
             raise LimitReached(
                 f"continue_as_new() would carry {len(carried)} unread events and messages of "
                 f"{size} bytes, at most {limits.CARRY_FORWARD_BYTES_MAX} are allowed; "
                 "let the code read them before"
             )
-        return ContinuedAsNew(payload, version, carried, self._recorder.cancel_next_reason)
 
-    def _finish(self) -> TurnResult:
+    def _finish(self) -> _End:
         recorder = self._recorder
         root = recorder.loop.root
         assert root is not None
         if root.cancelled():
             error = asyncio.CancelledError("the code cancelled itself; no client asked for it")
-            return Failed(describe_exception(error))
+            return _failed(error)
         failure = root.exception()
         if failure is not None:
-            return Failed(describe_exception(explain(failure)))
+            return _failed(explain(failure))
         try:
             output = recorder.handler.signature.encode_result(root.result(), recorder.codec)
         except PayloadError as error:
-            return Failed(describe_exception(error))
-        return Completed(output)
+            return _failed(error)
+        return _COMPLETED, {"output": output}
 
-    def _close_steps(self, result: TurnResult) -> None:
+    def _close_steps(self, kind: type[events.Terminal]) -> None:
         """Give up every open step, except children with on_parent_close='abandon'."""
-        reason = f"orchestration {_REASONS[type(result)]}"
+        reason = f"orchestration {_REASONS[kind]}"
         recorder = self._recorder
-        has_returned = type(result) in {Completed, ContinuedAsNew}
+        has_returned = kind in {_COMPLETED, _CONTINUED}
         for operation in list(recorder.operations.open.values()):
             if has_returned:
                 recorder.check_awaited(operation)
             if getattr(operation.event, "on_parent_close", "cancel") != "abandon":
                 recorder.give_up(operation, reason)
-
-    def _terminal_event(self, result: TurnResult) -> events.Terminal:
-        decisions = self._decisions
-        if isinstance(result, Completed):  # the most common: keywords cost a quarter of a dict
-            return events.OrchestrationCompleted(
-                event_id=decisions.last_event_id + 1,
-                instance_id=decisions.instance_id,
-                execution_id=decisions.execution_id,
-                timestamp_ms=decisions.now_ms,
-                turn=decisions.turn,
-                output=result.output,
-            )
-        envelope = decisions.envelope(decisions.last_event_id + 1)
-        match result:
-            case Failed():
-                return events.OrchestrationFailed(**envelope, failure=result.failure)
-            case Cancelled():
-                return events.OrchestrationCancelled(**envelope, reason=result.reason)
-            case ContinuedAsNew():
-                return events.OrchestrationContinuedAsNew(
-                    **envelope, input=result.input, version=result.version
-                )
-            case Waiting():
-                raise InternalError("an execution that waits has not ended")
 
     def _is_same_end(self, recorded: events.Event | None, event: events.Terminal) -> bool:
         codec = self._recorder.codec
@@ -625,6 +598,10 @@ class TurnEnding:
                 return recorded.failure.type_name == event.failure.type_name
             case _:
                 return type(recorded) is type(event)
+
+
+def _failed(error: BaseException) -> _End:
+    return _FAILED, {"failure": describe_exception(error)}
 
 
 def _stuck(recorder: CodeRecorder) -> ForbiddenInOrchestration:

@@ -3,55 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
 
 import msgspec
 
 from perdure.model import events, work
-from perdure.model.failures import Failure
-
-
-class Waiting(msgspec.Struct, frozen=True, gc=False):
-    """The code waits; the execution goes on with a later turn."""
-
-
-WAITING: Final = Waiting()
-"""The only instance: the engine compares by identity."""
-
-
-class Completed(msgspec.Struct, frozen=True, gc=False):
-    output: msgspec.Raw
-
-
-class Failed(msgspec.Struct, frozen=True, gc=False):
-    failure: Failure
-
-
-class Cancelled(msgspec.Struct, frozen=True, gc=False):
-    reason: str
-
-
-class ContinuedAsNew(msgspec.Struct, frozen=True, gc=False):
-    input: msgspec.Raw
-    version: str | None
-    carried: tuple[work.CarriedMessage, ...]
-    """Arrivals that the code did not read, in order."""
-    cancel_reason: str | None = None
-    """Reason of a cancellation that the next execution is to get; None without one."""
-
-
-TurnResult: TypeAlias = Waiting | Completed | Failed | Cancelled | ContinuedAsNew
-
-
-class KvWrite(msgspec.Struct, frozen=True, gc=False):
-    """A change of the instance's state; value None clears the key, key None clears all."""
-
-    key: str | None
-    value: str | None
-
-
-class CustomStatusWrite(msgspec.Struct, frozen=True, gc=False):
-    value: str | None
 
 
 class ScheduledActivity(msgspec.Struct, frozen=True, gc=False):
@@ -69,7 +24,12 @@ class TurnOutcome(msgspec.Struct, kw_only=True, gc=False):
     """Everything that the runtime must commit for one turn."""
 
     turn: int
-    result: TurnResult
+    end: events.Terminal | None = None
+    """The event that ends the execution, the last one of ``delta``; None while the code waits."""
+    carried: Sequence[work.CarriedMessage] = ()
+    """Arrivals that the code did not read before ``continue_as_new()``, in order."""
+    cancel_reason: str | None = None
+    """Reason of a cancellation that the next execution is to get; None without one."""
     delta: list[events.Event] = []
     """New events in order; a terminal event is last and the only one."""
     activities: list[ScheduledActivity] = []
@@ -88,9 +48,9 @@ class TurnOutcome(msgspec.Struct, kw_only=True, gc=False):
     postponed: Sequence[work.OrchestratorItem] = ()
     """Messages that are not part of the turn, in order: mail that the code does not want yet, and
     what came after ``continue_as_new()``."""
-    custom_status: CustomStatusWrite | None = None
-    """The last value that the turn set."""
-    kv_writes: Sequence[KvWrite] = ()
+    custom_status: events.CustomStatusUpdated | None = None
+    """The last one of the turn."""
+    kv_writes: Sequence[events.StateChange] = ()
     mistakes: Sequence[str] = ()
     """One line for each step without ``await`` that ends now, each change of a value of ``state``
     that was not written back, and each arrival that is unread at the end."""

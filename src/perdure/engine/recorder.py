@@ -27,7 +27,7 @@ from perdure.engine.inbox import (
     is_let_go,
 )
 from perdure.engine.loop import DurableLoop, DurableTimer
-from perdure.engine.outcome import CustomStatusWrite, KvWrite, ScheduledActivity, TurnOutcome
+from perdure.engine.outcome import ScheduledActivity, TurnOutcome
 from perdure.engine.tasks import ArrivalStep, Unwinding, release_future
 from perdure.errors import CannotUnwrap, ForbiddenInOrchestration, InvalidValue, PayloadError
 from perdure.ids import child_id
@@ -373,10 +373,10 @@ class CodeRecorder:
                 f"the status takes {size} bytes, "
                 f"at most {limits.CUSTOM_STATUS_BYTES_MAX} are allowed"
             )
-        self._schedule(self.loop.branch(), events.CustomStatusUpdated, {"status": text})
+        event = self._schedule(self.loop.branch(), events.CustomStatusUpdated, {"status": text})
         self.custom_status = text
         if self.outcome is not None:
-            self.outcome.custom_status = CustomStatusWrite(text)
+            self.outcome.custom_status = event
 
     def state_values(self) -> Mapping[str, str]:
         return self._kv
@@ -426,22 +426,22 @@ class CodeRecorder:
                 f"state[{key!r}] would be one key too many; "
                 f"at most {limits.KV_KEYS_MAX} are allowed"
             )
-        self._schedule(self.loop.branch(), events.KeyValueSet, {"key": key, "value": text})
+        self._change_state(events.KeyValueSet, {"key": key, "value": text})
         self._kv[key] = text
         self.state_reads = [read for read in self.state_reads if read.key != key]
-        self._note("kv_writes", KvWrite(key, text))
 
     def state_delete(self, key: str) -> None:
         if not self.is_closed:
-            self._schedule(self.loop.branch(), events.KeyValueCleared, {"key": key})
+            self._change_state(events.KeyValueCleared, {"key": key})
             self._kv.pop(key, None)
-            self._note("kv_writes", KvWrite(key, None))
 
     def state_clear(self) -> None:
         if not self.is_closed:
-            self._schedule(self.loop.branch(), events.KeyValuesCleared, {})
+            self._change_state(events.KeyValuesCleared, {})
             self._kv.clear()
-            self._note("kv_writes", KvWrite(None, None))
+
+    def _change_state(self, kind: type[events.StateChange], fields: dict[str, Any]) -> None:
+        self._note("kv_writes", self._schedule(self.loop.branch(), kind, fields))
 
     # Giving up
 

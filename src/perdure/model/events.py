@@ -291,6 +291,8 @@ class PatchMarked(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
     name: str
 
 
+StateChange: TypeAlias = KeyValueSet | KeyValueCleared | KeyValuesCleared
+
 Event: TypeAlias = (
     OrchestrationStarted
     | OrchestrationCompleted

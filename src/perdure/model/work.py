@@ -226,6 +226,16 @@ ANSWERS: Final[Mapping[type[Item], tuple[str, type[events.Scheduled], type[event
 answer."""
 
 
+ENDS: Final[Mapping[type[events.Terminal], Status]] = {
+    events.OrchestrationCompleted: Status.COMPLETED,
+    events.OrchestrationFailed: Status.FAILED,
+    events.OrchestrationCancelled: Status.CANCELLED,
+    events.OrchestrationTerminated: Status.TERMINATED,
+    events.OrchestrationContinuedAsNew: Status.CONTINUED_AS_NEW,
+}
+"""The status of an execution by its last event."""
+
+
 class InstanceEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The result of the activity by which an instance waits for another one.
 

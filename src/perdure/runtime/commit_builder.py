@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from perdure.authoring.definitions import parse_version
-from perdure.engine.outcome import Cancelled, Completed, ContinuedAsNew, Failed, Waiting
+from perdure.errors import InternalError
 from perdure.model import events, wire, work
 from perdure.model.envelopes import activity_envelope, end_notices, envelope
 from perdure.model.failures import Category, Failure
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from perdure.engine.execution import Execution
-    from perdure.engine.outcome import KvWrite, ScheduledActivity, TurnOutcome, TurnResult
+    from perdure.engine.outcome import ScheduledActivity, TurnOutcome
     from perdure.runtime.turns import Turn
 
 FRAMEWORK_VERSION = parse_version(VERSION)
@@ -75,7 +75,7 @@ def build_commit(
         or outcome.sent
         or outcome.cancelled_children
     )
-    outgoing = _outgoing(execution, outcome, now_ms) if sends or is_final else ()
+    outgoing = _outgoing(turn, execution.started) if sends or is_final else ()
     if turn.starts and (replies := replies_to(turn.starts, work.parent_link(started))):
         outgoing = (*outgoing, *replies)
         # A kept lock is fenced by the history: a commit without events must release its lock.
@@ -91,10 +91,12 @@ def build_commit(
         orchestrator_items=outgoing,
         metadata=_metadata(turn) if is_final or outcome.turn == 1 else _UNCHANGED,
         custom_status=(
-            CustomStatusChange(value=outcome.custom_status.value) if outcome.custom_status else None
+            CustomStatusChange(value=outcome.custom_status.status)
+            if outcome.custom_status
+            else None
         ),
         kv_changes=(
-            tuple([_kv_change(write, now_ms) for write in outcome.kv_writes])
+            tuple([_kv_change(event, now_ms) for event in outcome.kv_writes])
             if outcome.kv_writes
             else ()
         ),
@@ -133,13 +135,11 @@ def build_commit(
     return commit, claimed
 
 
-def _outgoing(
-    execution: Execution, outcome: TurnOutcome, now_ms: int
-) -> tuple[OrchestratorMessage, ...]:
-    instance_id, started = execution.instance_id, execution.started
+def _outgoing(turn: Turn, started: events.OrchestrationStarted) -> tuple[OrchestratorMessage, ...]:
+    instance_id, outcome = started.instance_id, turn.outcome
     messages = [envelope(work.timer_item(timer)) for timer in outcome.timers]
     messages += [envelope(work.child_item(child, started)) for child in outcome.children]
-    messages += [_detached_message(started, chained, now_ms) for chained in outcome.detached]
+    messages += [_detached_message(started, chained, turn.now_ms) for chained in outcome.detached]
     messages += [envelope(_sent_item(sent)) for sent in outcome.sent]
     messages += [
         envelope(
@@ -151,16 +151,14 @@ def _outgoing(
         )
         for child_id in outcome.cancelled_children
     ]
-    last = _last_message(execution, outcome)
+    last = _last_message(turn.live.execution, outcome)
     if last is not None:
         messages.append(envelope(last))
-    result = outcome.result
-    if isinstance(result, ContinuedAsNew):
-        if result.cancel_reason is not None:
-            cancel = work.CancelInstance(instance_id=instance_id, reason=result.cancel_reason)
-            messages.append(envelope(cancel))
-    elif outcome.watchers and (final := final_status(result)) is not None:
-        messages += end_notices(outcome.watchers, instance_id, *final)
+    if outcome.cancel_reason is not None:
+        cancel = work.CancelInstance(instance_id=instance_id, reason=outcome.cancel_reason)
+        messages.append(envelope(cancel))
+    if turn.final is not None and turn.final[0].is_final:
+        messages += end_notices(outcome.watchers, instance_id, *turn.final)
     return tuple(messages)
 
 
@@ -192,75 +190,63 @@ def _detached_message(
 
 def _last_message(execution: Execution, outcome: TurnOutcome) -> work.OrchestratorItem | None:
     """Return the message that ends the execution: to the parent, or to the next execution."""
-    started, result = execution.started, outcome.result
+    started, end = execution.started, outcome.end
     parent = work.parent_link(started)
-    if isinstance(result, ContinuedAsNew):
+    if isinstance(end, events.OrchestrationContinuedAsNew):
         return work.ContinueAsNew(
             instance_id=execution.instance_id,
             name=execution.handler.name,
             execution_id=execution.execution_id + 1,
-            input=result.input,
-            version=result.version,
+            input=end.input,
+            version=end.version,
             parent=parent,
             depth=started.depth,
-            carried=result.carried,
+            carried=tuple(outcome.carried),
             custom_status=execution.custom_status,
             trace=started.trace,
             watchers=tuple(outcome.watchers),
             scheduled_for_ms=started.scheduled_for_ms,
         )
-    if parent is None or isinstance(result, Waiting):
+    if parent is None or end is None:
         return None
-    if isinstance(result, Completed):
-        return work.child_completed(parent, execution.instance_id, result.output)
-    return work.child_failed(parent, execution.instance_id, _failure_in(result))
+    if isinstance(end, events.OrchestrationCompleted):
+        return work.child_completed(parent, execution.instance_id, end.output)
+    return work.child_failed(parent, execution.instance_id, _failure_of(end))
 
 
-def _failure_in(result: Failed | Cancelled) -> Failure:
-    if isinstance(result, Failed):
-        return result.failure
-    return Failure(category=Category.CANCELLED, message=result.reason)
-
-
-def final_status(result: TurnResult) -> tuple[Status, str] | None:
-    """Return status and stored output of an execution that has ended; None while it goes on."""
-    match result:
-        case Waiting():
-            return None
-        case Completed():
-            return Status.COMPLETED, bytes(result.output).decode()
-        case Failed():
-            return Status.FAILED, msgspec.json.encode(result.failure).decode()
-        case Cancelled():
-            return Status.CANCELLED, msgspec.json.encode(_failure_in(result)).decode()
-        case ContinuedAsNew():
-            return Status.CONTINUED_AS_NEW, bytes(result.input).decode()
+def _failure_of(end: events.Terminal) -> Failure:
+    """Return the failure of an execution that has not completed."""
+    match end:
+        case events.OrchestrationFailed():
+            return end.failure
+        case events.OrchestrationCancelled():
+            return Failure(category=Category.CANCELLED, message=end.reason)
+        case events.OrchestrationTerminated():
+            return Failure(category=Category.TERMINATED, message=end.reason)
         case _:
-            assert_never(result)
+            raise InternalError(f"{type(end).__name__} is no failure")
 
 
-def stored_end(last: events.Event) -> tuple[Status, str] | None:
-    """Return status and output of an instance with this last event; None if it goes on."""
+def ending_of(last: events.Event | events.Terminal) -> tuple[Status, str] | None:
+    """Return status and stored output of an execution with this last event; None if it goes on."""
+    if not isinstance(last, events.Terminal):
+        return None
+    status = work.ENDS[type(last)]
     match last:
         case events.OrchestrationCompleted():
-            return final_status(Completed(last.output))
-        case events.OrchestrationFailed():
-            return final_status(Failed(last.failure))
-        case events.OrchestrationCancelled():
-            return final_status(Cancelled(last.reason))
-        case events.OrchestrationTerminated():
-            failure = Failure(category=Category.TERMINATED, message=last.reason)
-            return Status.TERMINATED, msgspec.json.encode(failure).decode()
+            return status, bytes(last.output).decode()
+        case events.OrchestrationContinuedAsNew():
+            return status, bytes(last.input).decode()
         case _:
-            return None
+            return status, msgspec.json.encode(_failure_of(last)).decode()
 
 
 def _metadata(turn: Turn) -> ExecutionMetadata:
     """Return the metadata of a first turn, or of one that ends the execution."""
     status, output = turn.final or (Status.RUNNING, None)
     execution, outcome = turn.live.execution, turn.outcome
-    if isinstance(outcome.result, ContinuedAsNew):
-        version = outcome.result.version  # workers that have this one run the next execution
+    if isinstance(outcome.end, events.OrchestrationContinuedAsNew):
+        version = outcome.end.version  # workers that have this one run the next execution
     elif outcome.turn == 1:
         version = execution.handler.version
     else:
@@ -275,12 +261,14 @@ def _metadata(turn: Turn) -> ExecutionMetadata:
     )
 
 
-def _kv_change(write: KvWrite, now_ms: int) -> KvChange:
-    if write.key is None:
-        return KvClearAll()
-    if write.value is None:
-        return KvClear(key=write.key)
-    return KvSet(key=write.key, value=write.value, updated_at_ms=now_ms)
+def _kv_change(event: events.StateChange, now_ms: int) -> KvChange:
+    match event:
+        case events.KeyValueSet():
+            return KvSet(key=event.key, value=event.value, updated_at_ms=now_ms)
+        case events.KeyValueCleared():
+            return KvClear(key=event.key)
+        case events.KeyValuesCleared():
+            return KvClearAll()
 
 
 def replies_to(

@@ -28,7 +28,7 @@ from perdure.model.failures import Block, BlockReason, bounded_text, describe_ex
 from perdure.model.work import started_by
 from perdure.providers.records import ExecutionMetadata, OrchestratorMessage, TurnCommit
 from perdure.providers.sealing import Sealing
-from perdure.runtime.commit_builder import replies_to, stored_end
+from perdure.runtime.commit_builder import ending_of, replies_to
 from perdure.runtime.metrics import log
 from perdure.version import VERSION
 
@@ -242,8 +242,8 @@ def _late_notices(
 ) -> list[OrchestratorMessage]:
     """Return the notices for watchers that came when the instance had ended."""
     watchers = [item.watcher for item in items if isinstance(item, work.WatchEnd)]
-    ending = stored_end(history[-1]) if watchers and history else None
-    if ending is None:
+    ending = ending_of(history[-1]) if watchers and history else None
+    if ending is None or not ending[0].is_final:
         return []
     return end_notices(watchers, history[0].instance_id, *ending)
 

@@ -23,9 +23,9 @@ from typing import (
 )
 
 from perdure.authoring.definitions import Activity
-from perdure.engine.outcome import WAITING, Cancelled, Completed, ContinuedAsNew, Failed, Waiting
 from perdure.errors import NotRegistered, UsageError
 from perdure.logs import TRACEBACK, get_logger
+from perdure.model import events
 from perdure.model.failures import author_line, own_frames
 from perdure.model.status import Status
 
@@ -48,10 +48,10 @@ Gauge: TypeAlias = tuple[str, "dict[str, str]", float]
 LockKind: TypeAlias = Literal["orchestration", "activity"]
 
 _RESULTS: dict[type[object], str] = {
-    Completed: "success",
-    Failed: "failed",
-    Cancelled: "cancelled",
-    ContinuedAsNew: "continuedAsNew",
+    events.OrchestrationCompleted: "success",
+    events.OrchestrationFailed: "failed",
+    events.OrchestrationCancelled: "cancelled",
+    events.OrchestrationContinuedAsNew: "continuedAsNew",
 }
 # The names of counts are built once, because every turn and every activity needs one.
 _END_COUNTS: dict[type[object], str] = {
@@ -187,13 +187,13 @@ class Observer:
         counts["turns"] += 1
         if outcome.turn == 1:
             counts["orchestration_starts"] += 1
-        if outcome.result is not WAITING:
-            counts[_END_COUNTS[type(outcome.result)]] += 1
+        if outcome.end is not None:
+            counts[_END_COUNTS[type(outcome.end)]] += 1
         if self.sinks:
             self._export_turn(execution, outcome)
 
     def _export_turn(self, execution: Execution, outcome: TurnOutcome) -> None:
-        handler, result = execution.handler, outcome.result
+        handler, end = execution.handler, outcome.end
         self._add("commits_total", {"kind": "turn"})
         labels = {"orchestration_name": handler.name, "version": handler.version}
         if outcome.turn == 1:
@@ -201,16 +201,16 @@ class Observer:
             if execution.started.parent_instance_id is not None:
                 initiated_by = "suborchestration"
             self._add("orchestration_starts_total", {**labels, "initiated_by": initiated_by})
-        if isinstance(result, Waiting):
+        if end is None:
             return
-        status = _RESULTS[type(result)]
+        status = _RESULTS[type(end)]
         self._add("orchestration_completions_total", {**labels, "status": status})
-        if isinstance(result, Failed):
+        if isinstance(end, events.OrchestrationFailed):
             self._add(
                 "orchestration_failures_total",
-                {**labels, "error_category": result.failure.category},
+                {**labels, "error_category": end.failure.category},
             )
-        if isinstance(result, ContinuedAsNew):
+        if isinstance(end, events.OrchestrationContinuedAsNew):
             self._add("orchestration_continue_as_new_total", {"orchestration_name": handler.name})
         name_only = {"orchestration_name": handler.name}
         took_ms = outcome.delta[-1].timestamp_ms - execution.started.timestamp_ms

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.arguments import in_seconds
 from perdure.client.endings import Ending
-from perdure.engine.outcome import WAITING, ContinuedAsNew, Failed
 from perdure.engine.user_code import is_boundary
 from perdure.errors import (
     CorruptData,
@@ -30,10 +29,10 @@ from perdure.errors import (
     ProviderError,
     StoreFull,
 )
-from perdure.model import work
+from perdure.model import events, work
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
-from perdure.runtime.commit_builder import build_commit, final_status
+from perdure.runtime.commit_builder import build_commit, ending_of
 from perdure.runtime.instances import LockReleaser
 from perdure.runtime.metrics import log
 from perdure.runtime.worker import BackgroundTasks, Backoff
@@ -335,9 +334,9 @@ class TurnRunner:
         if outcome.ignored or outcome.children or outcome.detached or outcome.mistakes:
             self._warn(live, outcome)
         turn.outcome = outcome
-        turn.final = None if outcome.result is WAITING else final_status(outcome.result)
+        turn.final = None if outcome.end is None else ending_of(outcome.end)
         keep_lock_ms = None if turn.final else self._keep_lock_ms
-        if outcome.postponed and (turn.final is None or isinstance(outcome.result, ContinuedAsNew)):
+        if outcome.postponed and (turn.final is None or not turn.final[0].is_final):
             turn.postpone(outcome.postponed)
             live.mail = turn.postponed
         turn.commit, turn.claimed = build_commit(turn, self._activities.claim, keep_lock_ms)
@@ -524,8 +523,8 @@ class TurnRunner:
             has_ended = status is not Status.CONTINUED_AS_NEW
             name = live.execution.handler.name
             self._live.forget(live, Ending(status, output, name) if has_ended else None)
-            if isinstance(outcome.result, Failed):
-                self._observer.failed(live.execution, outcome.result.failure)
+            if isinstance(outcome.end, events.OrchestrationFailed):
+                self._observer.failed(live.execution, outcome.end.failure)
         elif turn.commit.keep_lock_ms is None:
             self._live.forget(live)
         elif live.inbox:

@@ -7,7 +7,6 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from perdure.codec import JSON
-from perdure.engine import outcome as outcomes
 from perdure.engine.execution import Execution, run_turn
 from perdure.model import events, wire, work
 from perdure.model.failures import Category, Failure
@@ -15,6 +14,10 @@ from perdure.model.failures import Category, Failure
 if TYPE_CHECKING:
     import msgspec
 
+    from perdure.engine.outcome import TurnOutcome
+
+WAITS = "(waits)"
+"""The result of an execution that has not ended."""
 START_MS = 1_700_000_000_000
 
 drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
@@ -61,15 +64,15 @@ class Driver:
         self._carried = carried
         self._started = started(handler, *args, initial_state=kv, **fields)
         self.execution = Execution.begin(handler, self._started, codec=JSON, carried=carried)
-        self.outcomes: list[outcomes.TurnOutcome] = []
+        self.outcomes: list[TurnOutcome] = []
         drivers.add(self)
 
     # --- running
 
-    def start(self, *items: work.OrchestratorItem) -> outcomes.TurnOutcome:
+    def start(self, *items: work.OrchestratorItem) -> TurnOutcome:
         return self.turn(*items)
 
-    def turn(self, *items: work.OrchestratorItem, after_ms: int = 10) -> outcomes.TurnOutcome:
+    def turn(self, *items: work.OrchestratorItem, after_ms: int = 10) -> TurnOutcome:
         if self.outcomes:
             items = (*self.outcomes[-1].postponed, *items)
         before = list(self.history) if self.is_checked else []
@@ -82,7 +85,7 @@ class Driver:
             self.check_cold(before, items, outcome)
         return outcome
 
-    def check_cold(self, before: Any, items: Any, outcome: outcomes.TurnOutcome) -> None:
+    def check_cold(self, before: Any, items: Any, outcome: TurnOutcome) -> None:
         """The same turn on an execution that was replayed from history gives the same outcome."""
         if before:
             cold = run_turn(self.handler, before, items, kv={}, now_ms=self.now_ms, codec=JSON)
@@ -187,16 +190,18 @@ class Driver:
     @property
     def result(self) -> Any:
         """Return the end of the last turn, as plain data."""
-        result = self.outcomes[-1].result
-        match result:
-            case outcomes.Completed():
-                return json.loads(bytes(result.output))
-            case outcomes.Failed():
-                return f"{result.failure.type_name}: {result.failure.message}"
-            case outcomes.Cancelled():
-                return f"cancelled: {result.reason}"
+        end = self.outcomes[-1].end
+        match end:
+            case None:
+                return WAITS
+            case events.OrchestrationCompleted():
+                return json.loads(bytes(end.output))
+            case events.OrchestrationFailed():
+                return f"{end.failure.type_name}: {end.failure.message}"
+            case events.OrchestrationCancelled():
+                return f"cancelled: {end.reason}"
             case _:
-                return result
+                return end
 
 
 OPENING = (
@@ -208,7 +213,7 @@ OPENING = (
 )
 
 
-def plain(outcome: outcomes.TurnOutcome) -> Any:
+def plain(outcome: TurnOutcome) -> Any:
     """An outcome as comparable data; tracebacks hold line numbers of the driver itself."""
     encoded = [wire.encode(event) for event in outcome.delta]
     for index, event in enumerate(outcome.delta):
@@ -216,7 +221,9 @@ def plain(outcome: outcomes.TurnOutcome) -> Any:
             encoded[index] = event.failure.type_name
     return [
         encoded,
-        type(outcome.result).__name__,
+        type(outcome.end).__name__,
+        outcome.carried,
+        outcome.cancel_reason,
         [a.event.event_id for a in outcome.activities],
         [t.event_id for t in outcome.timers],
         [c.event_id for c in outcome.children],

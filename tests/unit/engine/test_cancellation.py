@@ -8,7 +8,6 @@ from engine_driver import Driver
 
 from perdure import limits
 from perdure.authoring import activity, continue_as_new, orchestration, wait_for_event
-from perdure.engine.outcome import Cancelled, ContinuedAsNew, Waiting
 from perdure.model import events
 
 
@@ -35,7 +34,7 @@ def test_code_that_does_not_catch_it_ends_at_once():
     run.start()
     outcome = run.turn(run.cancel("customer left"))
 
-    assert outcome.result == Cancelled("customer left")
+    assert run.result == "cancelled: customer left"
     assert outcome.cancelled_activities == [2]
     assert run.kinds()[-3:] == [
         "OrchestrationCancelRequested",
@@ -56,7 +55,7 @@ def test_clean_up_may_await_durable_steps():
     run.start()
     outcome = run.turn(run.cancel())
 
-    assert outcome.result == Waiting()
+    assert outcome.end is None
     assert [a.event.name for a in outcome.activities] == ["undo"]
     assert [t.op for t in outcome.timers] == ["cancel/1"]
     seconds = (outcome.timers[0].fire_at_ms - outcome.timers[0].timestamp_ms) / 1000
@@ -64,7 +63,7 @@ def test_clean_up_may_await_durable_steps():
 
     outcome = run.turn(run.completed("undo"))
 
-    assert outcome.result == Cancelled("enough")
+    assert run.result == "cancelled: enough"
     assert outcome.cancelled_timers == [6]
 
 
@@ -83,7 +82,7 @@ def test_clean_up_that_takes_too_long_is_ended_and_told(caplog):
     timer = next(e for e in run.history if getattr(e, "op", "") == "cancel/1")
     outcome = run.turn(run.fired(timer.event_id))
 
-    assert outcome.result == Cancelled("enough; its clean-up was cut off after 30 s")
+    assert run.result == "cancelled: enough; its clean-up was cut off after 30 s"
     assert len(outcome.cancelled_activities) == 1
     assert "'i' was cancelled without a whole clean-up" in caplog.messages[0]
 
@@ -196,15 +195,15 @@ def test_a_cancel_after_continue_as_new_is_for_the_next_execution():
     run.start()
     outcome = run.turn(run.completed("work", "done"), run.cancel("late"))
 
-    assert isinstance(outcome.result, ContinuedAsNew)
-    assert outcome.result.cancel_reason == "late"
+    assert isinstance(outcome.end, events.OrchestrationContinuedAsNew)
+    assert outcome.cancel_reason == "late"
 
 
 def test_a_cancel_in_the_first_turn_of_a_later_execution_reaches_its_first_await():
     run = Driver(actor, execution_id=2)
     outcome = run.start(run.raised("other", 1), run.cancel("late"))
 
-    assert outcome.result == Waiting()
+    assert outcome.end is None
     assert [each.event.name for each in outcome.activities] == ["undo"]
 
     run.turn(run.completed("undo"))
@@ -301,7 +300,7 @@ def test_a_task_group_is_cancelled_from_outside_with_all_its_branches():
 
     assert log == ["a", "b"]
     assert outcome.cancelled_activities == [2, 3]
-    assert outcome.result == Cancelled("enough")
+    assert run.result == "cancelled: enough"
 
 
 def test_clean_up_goes_on_after_a_restart():

@@ -15,7 +15,6 @@ from perdure.authoring import (
     orchestration,
     start_detached,
 )
-from perdure.engine.outcome import Completed, ContinuedAsNew
 from perdure.errors import (
     InvalidValue,
     OrchestrationCancelled,
@@ -23,6 +22,7 @@ from perdure.errors import (
     OrchestrationTerminated,
     PayloadError,
 )
+from perdure.model import events
 from perdure.model.failures import Category
 
 
@@ -168,7 +168,7 @@ def test_a_child_that_was_never_sent_is_not_recalled():
     run = Driver(code)
     outcome = run.start()
 
-    assert outcome.result == Completed(outcome.result.output)
+    assert run.result == "done"
     assert [*outcome.children, *outcome.activities, *outcome.cancelled_children] == []
     assert run.kinds().count("SubOrchestrationScheduled") == 2
 
@@ -265,7 +265,7 @@ def test_a_detached_start_is_sent_when_the_turn_continues_as_new():
     run = Driver(code)
     outcome = run.start()
 
-    assert isinstance(outcome.result, ContinuedAsNew)
+    assert isinstance(outcome.end, events.OrchestrationContinuedAsNew)
     assert [d.target_instance_id for d in outcome.detached] == ["d"]
 
 

@@ -16,7 +16,6 @@ from perdure.authoring import (
     set_custom_status,
     wait_for_event,
 )
-from perdure.engine.outcome import Completed, ContinuedAsNew
 from perdure.errors import ActivityFailed, LimitReached, PayloadError
 from perdure.model import events, work
 from perdure.model.failures import Category
@@ -40,7 +39,7 @@ def test_an_exception_is_recorded_with_type_lineage_and_place():
     async def code() -> None:
         raise OutOfStock("no screws")
 
-    failure = run_to_end(code).outcomes[-1].result.failure
+    failure = run_to_end(code).outcomes[-1].end.failure
 
     assert failure.category is Category.APPLICATION
     assert (failure.type_name, failure.message) == ("OutOfStock", "no screws")
@@ -166,7 +165,7 @@ def test_long_and_broken_texts_are_cleaned():
     async def code() -> None:
         raise ValueError("\ud800" + "x" * 100_000)
 
-    failure = run_to_end(code).outcomes[-1].result.failure
+    failure = run_to_end(code).outcomes[-1].end.failure
 
     assert len(failure.message) <= limits.ERROR_TEXT_CHARACTERS_MAX
     assert failure.message.startswith("\\ud800")
@@ -294,9 +293,9 @@ def test_continue_as_new_never_returns_and_counts_in_a_branch():
         asyncio.create_task(branch())  # noqa: RUF006
         await step("a")
 
-    result = run_to_end(code, 1).outcomes[-1].result
+    result = run_to_end(code, 1).outcomes[-1].end
 
-    assert isinstance(result, ContinuedAsNew)
+    assert isinstance(result, events.OrchestrationContinuedAsNew)
     assert bytes(result.input) == b"[2]"
 
 
@@ -322,7 +321,7 @@ def test_continue_as_new_in_a_branch_is_no_lost_error(caplog, is_grouped):
     run.turn(run.completed("step", "a"))
     run.close()
 
-    assert isinstance(run.outcomes[-1].result, ContinuedAsNew)
+    assert isinstance(run.outcomes[-1].end, events.OrchestrationContinuedAsNew)
     assert caplog.messages == []
 
 
@@ -333,7 +332,7 @@ def test_continue_as_new_cannot_be_swallowed():
         except BaseException:
             return "swallowed"
 
-    assert isinstance(run_to_end(code, 1).outcomes[-1].result, ContinuedAsNew)
+    assert isinstance(run_to_end(code, 1).outcomes[-1].end, events.OrchestrationContinuedAsNew)
 
 
 def test_continue_as_new_takes_names_and_a_version():
@@ -343,8 +342,8 @@ def test_continue_as_new_takes_names_and_a_version():
     async def versioned(number: int) -> None:
         continue_as_new(1, 2, 3, version="2.0.0")
 
-    first = run_to_end(named, 1).outcomes[-1].result
-    second = run_to_end(versioned, 1).outcomes[-1].result
+    first = run_to_end(named, 1).outcomes[-1].end
+    second = run_to_end(versioned, 1).outcomes[-1].end
 
     assert bytes(first.input) == b'[2,"y"]'
     assert (bytes(second.input), second.version) == (b"[1,2,3]", "2.0.0")
@@ -394,7 +393,7 @@ def test_unread_events_and_messages_are_carried_in_order():
         run.message("a", 4),
         run.raised("e", 5),
     )
-    carried = run.outcomes[-1].result.carried
+    carried = run.outcomes[-1].carried
 
     assert [(m.name, bytes(m.data), m.mailbox) for m in carried] == [
         ("b", b"1", True),
@@ -470,5 +469,5 @@ def test_an_orchestration_without_steps_completes_in_its_first_turn():
 
     run = run_to_end(code, 1)
 
-    assert isinstance(run.outcomes[-1].result, Completed)
+    assert isinstance(run.outcomes[-1].end, events.OrchestrationCompleted)
     assert run.result == 6

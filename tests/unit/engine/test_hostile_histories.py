@@ -7,7 +7,6 @@ from engine_driver import START_MS, Driver, plain, raw, started
 from perdure.authoring import activity, orchestration, wait_for_event
 from perdure.codec import JSON
 from perdure.engine.execution import Execution, run_turn
-from perdure.engine.outcome import Waiting
 from perdure.errors import CorruptData, InternalError, Nondeterminism, PayloadError
 from perdure.model import events, work
 from perdure.model.failures import Category, Failure
@@ -157,7 +156,7 @@ def test_a_finished_history_takes_no_more_messages():
         short, run.history, [run.raised("x"), run.cancel()], kv={}, now_ms=1, codec=JSON
     )
 
-    assert outcome.result == Waiting()
+    assert outcome.end is None
     assert outcome.delta == []
     assert len(outcome.ignored) == 2
 

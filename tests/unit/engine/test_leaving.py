@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable
 
 import pytest
-from engine_driver import Driver
+from engine_driver import WAITS, Driver
 
 from perdure.authoring import (
     activity,
@@ -15,9 +15,8 @@ from perdure.authoring import (
     wait_for_event,
 )
 from perdure.engine.loop import DurableLoop
-from perdure.engine.outcome import Failed, Waiting
 from perdure.engine.tasks import DurableTask
-from perdure.model.events import TimerCreated
+from perdure.model.events import OrchestrationFailed, TimerCreated
 
 
 @activity
@@ -60,12 +59,12 @@ def test_a_branch_that_a_failed_gather_leaves_is_cancelled_and_cleans_up():
     run = Driver(code)
     run.start()
     run.turn(run.failed(2))  # the flight, which is asked for first
-    assert run.result == Waiting()
+    assert run.result == WAITS
     assert run.kinds()[-3:] == ["ActivityCancelRequested", "ActivityScheduled", "TimerCreated"]
     run.restart()
     outcome = run.turn(run.completed("undo"))
 
-    assert isinstance(outcome.result, Failed)
+    assert isinstance(outcome.end, OrchestrationFailed)
     assert outcome.cancelled_timers
 
 
@@ -82,7 +81,7 @@ def test_tasks_that_are_left_running_are_cancelled_and_clean_up(ends):
     run = Driver(code)
     run.start()
     run.turn(run.completed(2, "first"))
-    assert run.result == Waiting()
+    assert run.result == WAITS
     for _ in "ab":
         run.turn(run.completed("undo"))
 
@@ -118,7 +117,7 @@ def test_a_child_that_is_to_outlive_its_parent_is_not_given_up_with_the_task_tha
     first = run.start()
     if ends != "at once":
         run.turn(run.fired() if ends == "later" else run.cancel())
-    if run.result == Waiting():
+    if run.result == WAITS:
         run.turn(run.child_completed("child", "late"))
         run.turn(run.completed("undo"))
 
@@ -163,7 +162,7 @@ def test_a_generator_that_is_left_half_way_is_closed_at_the_end():
 
     run = Driver(code)
     run.start()
-    assert run.result == Waiting()
+    assert run.result == WAITS
     run.turn(run.completed("undo"))
 
     assert run.result == 2
@@ -171,7 +170,7 @@ def test_a_generator_that_is_left_half_way_is_closed_at_the_end():
 
 def test_a_clean_up_that_does_not_end_is_cut_off(caplog):
     run = left_at_clean_up()
-    assert run.result == Waiting()
+    assert run.result == WAITS
     outcome = run.turn(run.fired())
 
     assert run.result == "done False"
@@ -426,12 +425,12 @@ async def left_to_itself() -> None:
 def test_a_step_that_was_awaited_once_is_not_told(code):
     run = Driver(orchestration(code))
     run.start(*[run.raised("early")] * (code is raced_with_what_had_arrived))
-    if run.result == Waiting() and code is not raced:
+    if run.result == WAITS and code is not raced:
         run.turn(run.fired())
-    if run.result == Waiting():
+    if run.result == WAITS:
         run.turn(run.completed("work", "x"))
 
-    assert run.result != Waiting()
+    assert run.result != WAITS
     assert [outcome.mistakes for outcome in run.outcomes] == [()] * len(run.outcomes)
 
 

@@ -21,13 +21,16 @@ from perdure.authoring import (
     state,
     uuid4,
 )
-from perdure.engine.outcome import CustomStatusWrite, KvWrite
 from perdure.errors import InvalidValue, PayloadError, UsageError
 
 
 @activity
 def work(label: str) -> str:
     return label
+
+
+def writes_of(outcome):
+    return [(getattr(e, "key", None), getattr(e, "value", None)) for e in outcome.kv_writes]
 
 
 def test_state_is_a_mapping_that_is_written_with_the_turn():
@@ -44,7 +47,7 @@ def test_state_is_a_mapping_that_is_written_with_the_turn():
     outcome = run.start()
 
     assert run.result == [{"n": 1}, [2], 7, 2, False, ["b"], [["b", [2]]]]
-    assert outcome.kv_writes == [KvWrite("a", '{"n":1}'), KvWrite("b", "[2]"), KvWrite("a", None)]
+    assert writes_of(outcome) == [("a", '{"n":1}'), ("b", "[2]"), ("a", None)]
 
 
 def test_a_default_in_the_place_of_the_type_is_refused():
@@ -92,7 +95,7 @@ def test_clearing_the_state_is_one_write():
     outcome = run.start()
 
     assert run.result == ["c"]
-    assert outcome.kv_writes[1] == KvWrite(None, None)
+    assert writes_of(outcome)[1] == (None, None)
 
 
 def test_a_missing_key_is_a_key_error():
@@ -166,11 +169,11 @@ def test_the_last_status_of_a_turn_is_written():
     run = Driver(code, initial_custom_status='"from before"')
     outcome = run.start()
 
-    assert outcome.custom_status == CustomStatusWrite('"two"')
+    assert outcome.custom_status.status == '"two"'
 
     outcome = run.turn(run.completed("work", ""))
 
-    assert outcome.custom_status == CustomStatusWrite(None)
+    assert outcome.custom_status.status is None
     assert run.result == ["from before", "two", None]
 
 
@@ -464,9 +467,9 @@ def test_state_survives_a_continue_as_new_turn():
     run = Driver(code, 3)
     outcome = run.start()
 
-    assert outcome.kv_writes == [KvWrite("n", "3")]
-    assert outcome.custom_status == CustomStatusWrite('"at 3"')
-    assert bytes(outcome.result.input) == b"[4]"
+    assert writes_of(outcome) == [("n", "3")]
+    assert outcome.custom_status.status == '"at 3"'
+    assert bytes(outcome.end.input) == b"[4]"
 
 
 @pytest.mark.parametrize("name", ["", "x" * 300, "a\x00b"])
