@@ -305,16 +305,23 @@ FROM (SELECT enqueued_at AS latest FROM orchestrator_queue
       UNION ALL
       SELECT max(max(coalesce(locked_at, 0), coalesce(touched_at, 0))) FROM instance_locks)
 """
-_HIDDEN_INSTANCES: Final = """
-SELECT instance_id FROM orchestrator_queue WHERE visible_at > ?1 AND visible_at <= enqueued_at
+_REFRESHED_INSTANCES: Final = """
+SELECT instance_id FROM orchestrator_queue WHERE enqueued_at > ?1
 UNION SELECT instance_id FROM instance_locks WHERE yielded_at > ?1
 """
 _FOLLOW_CLOCK_BACK: Final = (
-    """
-UPDATE orchestrator_queue SET visible_at = ?1 WHERE visible_at > ?1 AND visible_at <= enqueued_at
-""",
-    "UPDATE worker_queue SET visible_at = ?1 WHERE visible_at > ?1 AND visible_at <= enqueued_at",
-    "UPDATE instance_locks SET yielded_at = ?1 WHERE yielded_at > ?1",
+    *(
+        f"""
+UPDATE {table}
+SET enqueued_at = ?1, visible_at = iif(visible_at <= enqueued_at, min(visible_at, ?1), visible_at)
+WHERE enqueued_at > ?1
+"""  # noqa: S608 - of constants
+        for table in ("orchestrator_queue", "worker_queue")
+    ),
+    *(
+        f"UPDATE instance_locks SET {time} = ?1 WHERE {time} > ?1"  # noqa: S608
+        for time in ("yielded_at", "locked_at", "touched_at")
+    ),
     """
 UPDATE instance_locks SET locked_until = max(?1, locked_until - ?2), wake_at = min(wake_at, ?1)
 WHERE locked_until > ?1
@@ -337,42 +344,43 @@ WHERE locked_until > ?1
 )
 
 
-_CLOCK_WAS_SET: Final = "SELECT clock_was_at, clock_set_to FROM store_info"
-_NOTE_CLOCK: Final = "UPDATE store_info SET clock_was_at = ?, clock_set_to = ?"
+_LAST_JUMP: Final = "SELECT clock_was_at, clock_set_to FROM store_info"
+_NOTE_JUMP: Final = "UPDATE store_info SET clock_was_at = ?, clock_set_to = ?"
 
 
 class ClockFollower:
-    """Lets a store follow a clock that went back, once for all handles of all processes."""
+    """Lets a store follow a clock that went back, once for all handles of all processes.
+
+    Following it moves all times of the store to the time that the clock was set to. So a later one
+    in the store tells that the clock went back and was not followed yet.
+    """
 
     def __init__(self) -> None:
         self.latest: int | None = None
         """Time of the last transaction of this process; None before the first."""
-        self.set_to: int | None = None
-        """The time that the clock was last set back to, for all that this process knows."""
+        self._last_jump: Sequence[int | None] = (None, None)
+        """The last time that the clock went back, as the store had it when this process looked."""
 
-    def follow(self, tx: Transaction) -> bool:
-        """Compare the time of a transaction with the latest one; return True if rows were changed.
+    def follow(self, tx: Transaction) -> tuple[int, int] | None:
+        """Compare the time of a transaction with the latest one. If rows were changed, return the
+        times between which the clock went back.
 
         To be called by the first transaction, and by one whose time is before ``latest``. Call
         ``followed`` when the changes are committed.
         """
-        was_at, set_to = tx.row(_CLOCK_WAS_SET)
-        stored: int = tx.row(_LATEST_TIME)[0]
-        latest = self.latest
-        if latest is None or set_to != self.set_to:
-            # Another process has followed the clock, or this one knows nothing yet. What is stored
-            # may be from before that: its times are above the one that the clock was set to.
-            is_followed = set_to is not None and set_to < stored <= was_at
-            latest = tx.now if is_followed else stored
-        self.set_to = set_to
+        jump, latest = tx.row(_LAST_JUMP), tx.row(_LATEST_TIME)[0]
+        if self.latest is not None and jump == self._last_jump:
+            latest = max(latest, self.latest)
+        # Else another process has followed the clock since, or this one knows nothing yet.
+        self._last_jump = jump
         if tx.now >= latest or moved_to(tx.connection) is not None:
-            return False
+            return None
         _follow_clock_back(tx, latest)
-        tx.change(_NOTE_CLOCK, (max(latest, stored), tx.now))
-        return True
+        tx.change(_NOTE_JUMP, (latest, tx.now))
+        return latest, tx.now
 
-    def followed(self, now: int) -> None:
-        self.latest = self.set_to = now
+    def followed(self, jump: tuple[int, int]) -> None:
+        self.latest, self._last_jump = jump[1], jump
 
 
 def _follow_clock_back(tx: Transaction, latest: int) -> None:
@@ -381,8 +389,8 @@ def _follow_clock_back(tx: Transaction, latest: int) -> None:
     Messages and work that were sent for then are visible, in their order. Locks and delays last as
     long as they would have: an ended lock stays ended, and a dead worker's lock ends in time.
     """
-    hidden = tx.rows(_HIDDEN_INSTANCES, (tx.now,))
+    refreshed = tx.rows(_REFRESHED_INSTANCES, (tx.now,))
     for statement in _FOLLOW_CLOCK_BACK:
         tx.change(statement, (tx.now, latest - tx.now)[: 1 + ("?2" in statement)])
-    for (instance_id,) in hidden:
+    for (instance_id,) in refreshed:
         readiness.refresh(tx, instance_id)

@@ -297,14 +297,14 @@ class Writer:
 
         In a commit of its own: what the transaction does after it may be rolled back.
         """
-        follows = self._follower.follow(transaction)
+        jump = self._follower.follow(transaction)
         is_stall = transaction.now - since > STALL_MS
         if is_stall:
             extend_stalled_locks(transaction, since)
-        if follows or is_stall:
+        if jump is not None or is_stall:
             transaction.commit()
-            if follows:
-                self._follower.followed(transaction.now)
+            if jump is not None:
+                self._follower.followed(jump)
             self._database.check_before_reply()
             transaction.begin(self._now_ms)
             transaction.turns_changed = transaction.work_changed = True
