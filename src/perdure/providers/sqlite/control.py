@@ -94,17 +94,17 @@ def lock(tx: Transaction, instance_id: str, lock_timeout_ms: int) -> FetchedOrch
 
 def delete_atomic(tx: Transaction, instance_ids: Sequence[str], force: bool) -> DeleteResult:
     named = dict.fromkeys(instance_ids)
-    existing = [each for each in named if instances.exists(tx, each)]
+    existing = instances.find_taken(tx, named)
     if not existing:
         raise rules.none_exists(named)
-    for instance_id in existing:
-        if not force and not instances.has_ended(tx, instance_id):
+    ended = existing if force else instances.find_ended(tx, list(named))
+    for instance_id in named:
+        if instance_id in existing and instance_id not in ended:
             raise rules.still_running(instance_id)
-    found = [each for each in named if instances.has_anything(tx, each)]
-    for instance_id in found:
-        for child_id in instances.list_children(tx, instance_id):
-            if child_id not in named:
-                raise rules.would_orphan(child_id, instance_id)
+    found = instances.have_anything(tx, named)
+    for child_id, parent_id in instances.find_children(tx, found):
+        if child_id not in named:
+            raise rules.would_orphan(child_id, parent_id)
     return _delete(tx, found)
 
 
@@ -140,15 +140,13 @@ def delete_finished_tree(
     if not rules.is_before(root.completed_at_ms, completed_before_ms):
         return DeleteResult()
     tree = instances.tree_of(tx, root_id)
-    if not all(instances.has_ended(tx, member) for member in tree):
+    if instances.find_ended(tx, tree) != set(tree):
         return DeleteResult()
     return _delete(tx, tree)
 
 
 def _delete(tx: Transaction, instance_ids: Sequence[str]) -> DeleteResult:
-    deleted = DeleteResult()
-    for each in instance_ids:
-        deleted = deleted.plus(instances.delete_instance(tx, each))
+    deleted = instances.delete_instances(tx, instance_ids)
     tx.give_back_pages()
     return deleted
 

@@ -13,10 +13,10 @@ from perdure.providers import rules
 from perdure.providers.records import DeleteResult, KvClear, KvSet
 from perdure.providers.sqlite import statements
 from perdure.providers.sqlite.statements import Existence
-from perdure.providers.sqlite.transaction import ForKeys, ManyRows
+from perdure.providers.sqlite.transaction import ForKeys, ManyRows, as_list, rows_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from perdure.providers.records import HistoryRecord, KvChange, TurnCommit, Version
     from perdure.providers.sqlite.transaction import Snapshot, Transaction
@@ -119,6 +119,12 @@ SELECT e.status FROM instances AS i JOIN executions AS e USING (instance_key, ex
 WHERE i.instance_key = ?
 """
 
+_CURRENT_STATUSES: Final = ForKeys("""
+SELECT i.instance_id, e.status
+FROM instances AS i JOIN executions AS e USING (instance_key, execution_id)
+WHERE i.instance_id {given}
+""")
+
 EXECUTION: Final = f"""
 SELECT {_EXECUTION} FROM executions WHERE instance_key = ? AND execution_id = ?
 """  # noqa: S608 - of constants
@@ -171,41 +177,47 @@ _EMPTY_KV_DELTA: Final = "DELETE FROM kv_delta WHERE instance_key = ?"
 
 # --- trees
 
-_CHILDREN: Final = """
-SELECT instance_id, created_at FROM instances
-WHERE parent_instance_id = ?1 AND execution_id > 0
+_CHILDREN: Final = ForKeys("""
+SELECT instance_id, parent_instance_id, created_at FROM instances
+WHERE parent_instance_id {given} AND execution_id > 0
 UNION
-SELECT q.instance_id, iif(i.execution_id > 0, i.created_at, l.pending_since)
+SELECT q.instance_id, q.start_parent_id, iif(i.execution_id > 0, i.created_at, l.pending_since)
 FROM orchestrator_queue AS q
 LEFT JOIN instances AS i ON i.instance_id = q.instance_id
 LEFT JOIN instance_locks AS l ON l.instance_id = q.instance_id
-WHERE q.start_parent_id = ?1 AND i.name IS NULL
+WHERE q.start_parent_id {given} AND i.name IS NULL
   AND q.message_id = (
       SELECT min(s.message_id) FROM orchestrator_queue AS s
       WHERE s.instance_id = q.instance_id AND s.start_name IS NOT NULL
   )
-ORDER BY 2, 1
-"""
-"""Oldest first. An instance that no turn has named goes by its first queued start."""
+ORDER BY 3, 1
+""")
+"""With their parents, oldest first. An instance that no turn has named goes by its first start."""
 
-_HAS_ANYTHING: Final = """
-SELECT EXISTS (SELECT 1 FROM instances WHERE instance_id = ?1)
-    OR EXISTS (SELECT 1 FROM orchestrator_queue WHERE instance_id = ?1)
-    OR EXISTS (SELECT 1 FROM worker_queue WHERE instance_id = ?1)
+_HAVE_ANYTHING: Final = """
+SELECT value FROM json_each(?)
+WHERE EXISTS (SELECT 1 FROM instances WHERE instance_id = value)
+   OR EXISTS (SELECT 1 FROM orchestrator_queue WHERE instance_id = value)
+   OR EXISTS (SELECT 1 FROM worker_queue WHERE instance_id = value)
 """
 
 _DELETE_BY_KEY: Final = [
-    f"DELETE FROM {table} WHERE instance_key = ?"  # noqa: S608 - of constants
+    ForKeys(f"DELETE FROM {table} WHERE instance_key {{given}}")  # noqa: S608 - of constants
     for table in ("history", "executions", "kv_store", "kv_delta", "instances")
 ]
+_DELETE_BY_ID: Final = [
+    ForKeys(f"DELETE FROM {table} WHERE instance_id {{given}}")  # noqa: S608 - of constants
+    for table in ("orchestrator_queue", "worker_queue")
+]
 
-_SESSIONS_OF: Final = """
-SELECT DISTINCT session_id FROM worker_queue WHERE instance_id = ? AND session_id IS NOT NULL
-"""
-_DELETE_EMPTY_SESSION: Final = """
-DELETE FROM sessions WHERE session_id = ?1
-  AND NOT EXISTS (SELECT 1 FROM worker_queue WHERE session_id = ?1)
-"""
+_SESSIONS_OF: Final = ForKeys("""
+SELECT DISTINCT session_id FROM worker_queue
+WHERE instance_id {given} AND session_id IS NOT NULL
+""")
+_DELETE_EMPTY_SESSIONS: Final = ForKeys("""
+DELETE FROM sessions WHERE session_id {given}
+  AND NOT EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.session_id = sessions.session_id)
+""")
 
 
 # --- history
@@ -259,16 +271,28 @@ def find_existence(tx: Transaction, instance_id: str) -> Existence:
     return Existence._make(tx.row(statements.EXISTENCE_OF, (instance_id,)))
 
 
+def find_taken(tx: Transaction, instance_ids: Iterable[str]) -> set[str]:
+    """Return those ids of which there is an instance or a queued start."""
+    found = rows_at_once(tx, statements.EXISTENCE_OF_MANY, (as_list(instance_ids),))
+    return {instance_id for instance_id, *row in found if Existence._make(row).is_taken}
+
+
+def find_ended(tx: Transaction, instance_ids: Sequence[str]) -> set[str]:
+    """Return those instances that have begun and ended for good."""
+    return {
+        instance_id
+        for instance_id, status in _CURRENT_STATUSES.rows(tx, instance_ids)
+        if rules.has_ended(
+            Status(status),
+            start_queued=status == Status.CONTINUED_AS_NEW
+            and tx.row(statements.QUEUED_START, (instance_id,)) is not None,
+        )
+    }
+
+
 def has_ended(tx: Transaction, instance_id: str) -> bool:
     """Return whether an instance has begun and ended for good."""
-    instance = tx.row(INSTANCE_BY_ID, (instance_id,))
-    if instance is None or instance[1] == 0:
-        return False
-    status = Status(tx.row(CURRENT_STATUS, (instance[0],))[0])
-    if status is not Status.CONTINUED_AS_NEW:
-        return status.is_final
-    start_queued = tx.row(statements.QUEUED_START, (instance_id,)) is not None
-    return rules.has_ended(status, start_queued=start_queued)
+    return bool(find_ended(tx, (instance_id,)))
 
 
 def require_alive(tx: Transaction, instance_id: str) -> None:
@@ -282,25 +306,29 @@ def require_alive(tx: Transaction, instance_id: str) -> None:
 # --- trees and deletion
 
 
+def find_children(snapshot: Snapshot, instance_ids: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the children of these instances, oldest first, each with its parent."""
+    return [row[:2] for row in _CHILDREN.rows(snapshot, instance_ids)]
+
+
 def list_children(snapshot: Snapshot, instance_id: str) -> list[str]:
     """Return the children of an instance, oldest first."""
-    return [row[0] for row in snapshot.rows(_CHILDREN, (instance_id,))]
+    return [child_id for child_id, _ in find_children(snapshot, (instance_id,))]
 
 
 def tree_of(snapshot: Snapshot, root_id: str) -> list[str]:
     """Return the instance and its descendants, parents first."""
-    tree, seen = [root_id], {root_id}
-    for member in tree:
-        for child_id in list_children(snapshot, member):
-            if child_id not in seen:
-                seen.add(child_id)
-                tree.append(child_id)
-    return tree
+    tree = level = {root_id: None}
+    while level:
+        found = find_children(snapshot, list(level))
+        level = {child_id: None for child_id, _ in found if child_id not in tree}
+        tree = tree | level
+    return list(tree)
 
 
-def has_anything(tx: Transaction, instance_id: str) -> bool:
-    """Return whether the store has any row of that id, also a message or a work item alone."""
-    return bool(tx.row(_HAS_ANYTHING, (instance_id,))[0])
+def have_anything(tx: Transaction, instance_ids: Iterable[str]) -> list[str]:
+    """Return those ids that any row of the store has, also a message or a work item alone."""
+    return [row[0] for row in tx.rows(_HAVE_ANYTHING, (as_list(instance_ids),))]
 
 
 def delete_tree(tx: Transaction, root_id: str) -> None:
@@ -308,24 +336,23 @@ def delete_tree(tx: Transaction, root_id: str) -> None:
 
     Without a row of that id, instances that name it as their parent stay.
     """
-    if has_anything(tx, root_id):
-        for member in tree_of(tx, root_id):
-            delete_instance(tx, member)
+    if have_anything(tx, (root_id,)):
+        delete_instances(tx, tree_of(tx, root_id))
 
 
-def delete_instance(tx: Transaction, instance_id: str) -> DeleteResult:
-    """Remove one instance, its messages, locks and state; nothing is checked."""
-    existence = find_existence(tx, instance_id)
-    events, executions, *_ = [tx.change(each, (existence.instance_key,)) for each in _DELETE_BY_KEY]
-    sessions = tx.rows(_SESSIONS_OF, (instance_id,))
-    messages = tx.change("DELETE FROM orchestrator_queue WHERE instance_id = ?", (instance_id,))
-    messages += tx.change("DELETE FROM worker_queue WHERE instance_id = ?", (instance_id,))
-    for (session_id,) in sessions:
-        tx.execute(_DELETE_EMPTY_SESSION, (session_id,))
-    statements.DELETE_LOCKS.execute(tx, [instance_id])
-    tx.changed_instances.append(instance_id)
+def delete_instances(tx: Transaction, instance_ids: Sequence[str]) -> DeleteResult:
+    """Remove instances with their messages, locks and state; nothing is checked."""
+    known = rows_at_once(tx, statements.EXISTENCE_OF_MANY, (as_list(instance_ids),))
+    found = [Existence._make(row) for _, *row in known]
+    keys = [each.instance_key for each in found if each.instance_key is not None]
+    events, executions, *_ = [each.count(tx, keys) for each in _DELETE_BY_KEY]
+    sessions = [row[0] for row in _SESSIONS_OF.rows(tx, instance_ids)]
+    messages = sum(each.count(tx, instance_ids) for each in _DELETE_BY_ID)
+    _DELETE_EMPTY_SESSIONS.execute(tx, sessions)
+    statements.DELETE_LOCKS.execute(tx, instance_ids)
+    tx.changed_instances += instance_ids
     return DeleteResult(
-        instances=existence.is_taken,
+        instances=sum(each.is_taken for each in found),
         executions=executions,
         events=events,
         messages=messages,

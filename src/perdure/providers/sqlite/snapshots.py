@@ -94,10 +94,10 @@ def export(snapshot: Snapshot, instance_id: str) -> InstanceSnapshot:
 
 def restore(tx: Transaction, snapshot: InstanceSnapshot, replace: bool) -> None:
     instance_id = snapshot.instance_id
-    if instances.has_anything(tx, instance_id):
+    if instances.have_anything(tx, (instance_id,)):
         if not replace:
             raise rules.already_exists(instance_id)
-        instances.delete_instance(tx, instance_id)
+        instances.delete_instances(tx, (instance_id,))
     key: int | None = None
     if snapshot.executions:
         key = _restore_turns(tx, snapshot)

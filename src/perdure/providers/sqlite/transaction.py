@@ -358,7 +358,12 @@ class ForKeys:
         else:
             tx.write(self.many, (as_list(keys), *more))
 
-    def rows(self, tx: Transaction, keys: Sequence[Any]) -> list[Any]:
+    def count(self, tx: Transaction, keys: Sequence[Any]) -> int:
+        """Run it for these keys and return how many rows were touched."""
+        self.execute(tx, keys)
+        return tx.connection.changes()
+
+    def rows(self, tx: Snapshot, keys: Sequence[Any]) -> list[Any]:
         """Return the rows that a SELECT finds."""
         if len(keys) == 1:
             return tx.rows(self.one, keys)
