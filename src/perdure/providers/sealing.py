@@ -22,12 +22,14 @@ from perdure.model.status import Status
 from perdure.providers.contract import Provider
 from perdure.providers.records import (
     CustomStatusChange,
+    DeadLetter,
     ExecutionInfo,
     ExecutionSnapshot,
     HistoryRecord,
     InstanceInfo,
     KvEntry,
     KvSet,
+    QueuedMessage,
 )
 
 if TYPE_CHECKING:
@@ -36,13 +38,11 @@ if TYPE_CHECKING:
     from perdure.codec import Codec
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.records import (
-        DeadLetter,
         FetchedOrchestration,
         FetchedWork,
         InstancePage,
         InstanceSnapshot,
         OrchestratorMessage,
-        QueuedMessage,
         QueuedWork,
         TurnCommit,
         WorkerMessage,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=msgspec.Struct)
 I = TypeVar("I", InstanceInfo, ExecutionInfo, ExecutionSnapshot)  # noqa: E741
-T = TypeVar("T")
+Q = TypeVar("Q", QueuedMessage, DeadLetter)
 
 _MARK: Final = "$perdure"
 _STATUS: Final = "custom status"
@@ -160,7 +160,7 @@ class Sealing:
                 changes[name] = self.failure(value, instance_id, _field(record, "failure"))
             elif kind is str and name in _JSON_TEXTS:
                 changes[name] = self.json_text(value, instance_id, _field(record, name))
-            elif kind is str and name == "reason":
+            elif name == "reason":
                 changes[name] = self.text(value, instance_id, name)
             elif name == "initial_state" and value:
                 changes[name] = {
@@ -231,9 +231,7 @@ class Sealing:
             ),
         )
 
-    def fetched(self, fetched: FetchedOrchestration | None) -> FetchedOrchestration | None:
-        if fetched is None:
-            return None
+    def fetched(self, fetched: FetchedOrchestration) -> FetchedOrchestration:
         item = fetched.item
         messages = [
             replace(each, body=self._body(each.body, wire.decode_item)) for each in item.messages
@@ -256,7 +254,8 @@ class Sealing:
             for each in fetched
         ]
 
-    def queued(self, entries: Iterable[QueuedMessage]) -> list[QueuedMessage]:
+    def queued(self, entries: Iterable[Q]) -> list[Q]:
+        """Return messages in a queue, or dead letters."""
         return [replace(each, message=self.message(each.message)) for each in entries]
 
     def queued_work(self, entries: Iterable[QueuedWork]) -> list[QueuedWork]:
@@ -340,8 +339,42 @@ def _owner(commit: TurnCommit) -> str:
     return ""
 
 
-async def _then(answer: Awaitable[T], change: Callable[[T], T]) -> T:
-    return change(await answer)
+# --- the provider
+
+
+def _fetched(to: Sealing, fetched: FetchedOrchestration, _: object) -> FetchedOrchestration:
+    return to.fetched(fetched)
+
+
+def _history(to: Sealing, records: list[HistoryRecord], _: object) -> list[HistoryRecord]:
+    return list(to.history(records))
+
+
+def _custom_status(to: Sealing, found: tuple[str | None, int], instance_id: str) -> Any:
+    text, version = found
+    return text and to.json_text(text, instance_id, _STATUS), version
+
+
+def _page(to: Sealing, page: InstancePage, _: object) -> InstancePage:
+    return replace(page, instances=tuple(map(to.info, page.instances)))
+
+
+def _opens(verb: str, change: Callable[[Sealing, Any, str], Any]) -> Any:
+    """Return a method that calls the verb inside and opens what it returns, unless that is None.
+
+    ``change`` gets the answer and the first argument, which is the instance of most verbs. The verb
+    inside is called at once, so that concurrent calls keep their order.
+    """
+
+    async def opened(answer: Awaitable[Any], opening: Sealing, first: Any) -> Any:
+        found = await answer
+        return None if found is None else change(opening, found, first)
+
+    def method(sealed: Any, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        first = args[0] if args else kwargs.get("instance_id")
+        return opened(getattr(sealed.inner, verb)(*args, **kwargs), sealed.opening, first)
+
+    return method
 
 
 class SealedProvider:
@@ -359,10 +392,25 @@ class SealedProvider:
     def admin(self) -> Any:
         return _SealedAdmin(self.inner.admin, self.opening)
 
-    # A verb calls the one inside at once, so that concurrent calls keep their order.
+    # --- out of the store
 
-    def fetch_orchestration_item(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        return _then(self.inner.fetch_orchestration_item(*args, **kwargs), self.opening.fetched)
+    fetch_orchestration_item = _opens("fetch_orchestration_item", _fetched)
+    fetch_work_item = _opens("fetch_work_item", lambda to, work, _: to.fetched_work([work])[0])
+    fetch_work_items = _opens("fetch_work_items", lambda to, work, _: to.fetched_work(work))
+    read = _opens("read", _history)
+    read_with_execution = _opens("read_with_execution", _history)
+    get_custom_status = _opens("get_custom_status", _custom_status)
+    get_kv_all_values = _opens("get_kv_all_values", Sealing.state)
+
+    def get_kv_value(self, instance_id: str, key: str) -> Awaitable[str | None]:
+        open_value = _opens(
+            "get_kv_value",
+            lambda to, text, owner: text and to.json_text(text, owner, f"state {key}"),
+        )
+        found: Awaitable[str | None] = open_value(self, instance_id, key)
+        return found
+
+    # --- into the store
 
     def ack_orchestration_item(self, lock_token: str, commit: TurnCommit) -> Awaitable[None]:
         return self.inner.ack_orchestration_item(lock_token, self.sealing.commit(commit))
@@ -374,15 +422,6 @@ class SealedProvider:
         message = self.sealing.message(start)
         return self.inner.start_orchestration_item(message, sealed, lock_token, owner)
 
-    def read(self, instance_id: str) -> Awaitable[Any]:
-        return _then(self.inner.read(instance_id), self._read)
-
-    def read_with_execution(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        return _then(self.inner.read_with_execution(*args, **kwargs), self._read)
-
-    def _read(self, records: list[HistoryRecord]) -> list[HistoryRecord]:
-        return list(self.opening.history(records))
-
     def append_with_execution(
         self, instance_id: str, execution_id: int, records: Sequence[HistoryRecord]
     ) -> Awaitable[None]:
@@ -391,15 +430,6 @@ class SealedProvider:
 
     def enqueue_for_worker(self, message: WorkerMessage) -> Awaitable[None]:
         return self.inner.enqueue_for_worker(self.sealing.work(message))
-
-    def fetch_work_item(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        def opened(found: FetchedWork | None) -> FetchedWork | None:
-            return None if found is None else self.opening.fetched_work([found])[0]
-
-        return _then(self.inner.fetch_work_item(*args, **kwargs), opened)
-
-    def fetch_work_items(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        return _then(self.inner.fetch_work_items(*args, **kwargs), self.opening.fetched_work)
 
     def ack_work_item(
         self,
@@ -431,74 +461,25 @@ class SealedProvider:
         sealed = [self.sealing.message(each) for each in messages]
         return self.inner.enqueue_many_for_orchestrator(sealed, *args, **kwargs)
 
-    def get_custom_status(self, instance_id: str, last_seen_version: int = 0) -> Awaitable[Any]:
-        def opened(found: tuple[str | None, int] | None) -> tuple[str | None, int] | None:
-            if found is None or found[0] is None:
-                return found
-            return self.opening.json_text(found[0], instance_id, _STATUS), found[1]
-
-        return _then(self.inner.get_custom_status(instance_id, last_seen_version), opened)
-
-    def get_kv_value(self, instance_id: str, key: str) -> Awaitable[str | None]:
-        def opened(text: str | None) -> str | None:
-            return text and self.opening.json_text(text, instance_id, f"state {key}")
-
-        return _then(self.inner.get_kv_value(instance_id, key), opened)
-
-    def get_kv_all_values(self, instance_id: str) -> Awaitable[dict[str, KvEntry]]:
-        return _then(
-            self.inner.get_kv_all_values(instance_id),
-            lambda values: self.opening.state(values, instance_id),
-        )
-
 
 class _SealedAdmin:
     """The administration of a sealed provider. Exports and imports pass as they are."""
 
     def __init__(self, inner: ProviderAdmin, opening: Sealing) -> None:
-        self._inner = inner
-        self._open = opening
+        self.inner = inner
+        self.opening = opening
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        return getattr(self.inner, name)
 
-    def list_instances(self, *args: Any, **kwargs: Any) -> Awaitable[InstancePage]:
-        def opened(page: InstancePage) -> InstancePage:
-            return replace(page, instances=tuple(map(self._open.info, page.instances)))
-
-        return _then(self._inner.list_instances(*args, **kwargs), opened)
-
-    def get_instance_info(self, instance_id: str) -> Awaitable[InstanceInfo]:
-        return _then(self._inner.get_instance_info(instance_id), self._open.info)
-
-    def get_execution_info(self, instance_id: str, execution_id: int) -> Awaitable[ExecutionInfo]:
-        return _then(
-            self._inner.get_execution_info(instance_id, execution_id),
-            lambda info: self._open.ended(info, instance_id),
-        )
-
-    def read_history_with_execution_id(
-        self, instance_id: str, execution_id: int
-    ) -> Awaitable[list[HistoryRecord]]:
-        return _then(
-            self._inner.read_history_with_execution_id(instance_id, execution_id),
-            lambda records: list(self._open.history(records)),
-        )
-
-    def lock_instance(self, instance_id: str, lock_timeout_ms: int) -> Awaitable[Any]:
-        return _then(self._inner.lock_instance(instance_id, lock_timeout_ms), self._open.fetched)
-
-    def list_messages(self, *args: Any, **kwargs: Any) -> Awaitable[list[QueuedMessage]]:
-        return _then(self._inner.list_messages(*args, **kwargs), self._open.queued)
-
-    def list_work(self, *args: Any, **kwargs: Any) -> Awaitable[list[QueuedWork]]:
-        return _then(self._inner.list_work(*args, **kwargs), self._open.queued_work)
-
-    def list_dead_letters(self, **kwargs: Any) -> Awaitable[list[DeadLetter]]:
-        def opened(letters: list[DeadLetter]) -> list[DeadLetter]:
-            return [replace(each, message=self._open.message(each.message)) for each in letters]
-
-        return _then(self._inner.list_dead_letters(**kwargs), opened)
+    list_instances = _opens("list_instances", _page)
+    get_instance_info = _opens("get_instance_info", lambda to, info, _: to.info(info))
+    get_execution_info = _opens("get_execution_info", Sealing.ended)
+    read_history_with_execution_id = _opens("read_history_with_execution_id", _history)
+    lock_instance = _opens("lock_instance", _fetched)
+    list_messages = _opens("list_messages", lambda to, queued, _: to.queued(queued))
+    list_work = _opens("list_work", lambda to, queued, _: to.queued_work(queued))
+    list_dead_letters = _opens("list_dead_letters", lambda to, letters, _: to.queued(letters))
 
 
 Provider.register(SealedProvider)
