@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from perdure.authoring.policies import ActivityOptions
     from perdure.codec import Codec
     from perdure.engine.tasks import Branch
+    from perdure.model.failures import Failure
 
 S = TypeVar("S", bound=events.Scheduled)
 
@@ -245,6 +246,14 @@ class TurnDecisions:
 
     def recorded_end(self) -> events.Event | None:
         return self._expected.get("end")
+
+    def coming_failure(self) -> Failure | None:
+        """Return the recorded failure if the code made no further decision before it."""
+        end = self._expected.get("end")
+        if not isinstance(end, events.OrchestrationFailed):
+            return None
+        is_next = all(key == "end" or key.startswith("cancel ") for key in self._expected)
+        return end.failure if is_next else None
 
     def _repeat(self, kind: type[S], op: str, site: str, fields: dict[str, Any]) -> S:
         recorded: Any = self._expected.pop(op, None)

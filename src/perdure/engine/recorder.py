@@ -308,7 +308,12 @@ class CodeRecorder:
     def side_effect(self, fn: Callable[[], Any], type_: Any) -> Any:
         if self.is_closed:
             raise Unwinding
-        value = events.NULL if self.decisions.is_replaying else self._call_once(fn)
+        value = events.NULL
+        if not self.decisions.is_replaying:
+            value = self._call_once(fn)
+        elif (failure := self.decisions.coming_failure()) is not None:
+            # The function failed: history holds the end of the execution and not the call.
+            self._stop(type(failure.type_name, (Exception,), {})(failure.message))
         event = self._schedule(self.loop.branch(), events.SideEffectRecorded, {"value": value})
         return self.decode(event.value, type_, where="side_effect()")
 
@@ -366,13 +371,7 @@ class CodeRecorder:
     def set_custom_status(self, text: str | None) -> None:
         if self.is_closed:
             return
-        limit = limits.CUSTOM_STATUS_BYTES_MAX
-        size = 0 if text is None else self.codec.stored_size(text.encode(), limit)
-        if size > limits.CUSTOM_STATUS_BYTES_MAX:
-            raise InvalidValue(
-                f"the status takes {size} bytes, "
-                f"at most {limits.CUSTOM_STATUS_BYTES_MAX} are allowed"
-            )
+        self._check_size(text or "", limits.CUSTOM_STATUS_BYTES_MAX, "the status")
         event = self._schedule(self.loop.branch(), events.CustomStatusUpdated, {"status": text})
         self.custom_status = text
         if self.outcome is not None:
@@ -415,12 +414,7 @@ class CodeRecorder:
         if self.is_closed:
             return
         limits.check_id(key, "state key")
-        size = self.codec.stored_size(text.encode(), limits.KV_VALUE_BYTES_MAX)
-        if size > limits.KV_VALUE_BYTES_MAX:
-            raise InvalidValue(
-                f"state[{key!r}] takes {size} bytes, "
-                f"at most {limits.KV_VALUE_BYTES_MAX} are allowed"
-            )
+        self._check_size(text, limits.KV_VALUE_BYTES_MAX, f"state[{key!r}]")
         if key not in self._kv and len(self._kv) >= limits.KV_KEYS_MAX:
             raise InvalidValue(
                 f"state[{key!r}] would be one key too many; "
@@ -439,6 +433,11 @@ class CodeRecorder:
         if not self.is_closed:
             self._change_state(events.KeyValuesCleared, {})
             self._kv.clear()
+
+    def _check_size(self, text: str, limit: int, what: str) -> None:
+        size = self.codec.stored_size(text.encode(), limit)
+        if size > limit:
+            raise InvalidValue(f"{what} takes {size} bytes, at most {limit} are allowed")
 
     def _change_state(self, kind: type[events.StateChange], fields: dict[str, Any]) -> None:
         self._note("kv_writes", self._schedule(self.loop.branch(), kind, fields))

@@ -593,3 +593,39 @@ def test_a_type_that_nothing_can_be_read_as_is_told_at_the_await():
     run.start(run.raised("x", "a"))
 
     assert run.result.startswith("event 'x': values cannot be read back as bytes | str: ")
+
+
+def test_an_arrival_that_goes_back_counts_among_the_unread_mail():
+    @orchestration
+    async def code() -> list[int]:
+        first = next_message("m", int)
+        abandoned = asyncio.create_task(first)
+        first.add_done_callback(lambda _: abandoned.cancel())
+        await work("a")
+        return [await next_message("m", int) for _ in range(100)]
+
+    run = Driver(code)
+    run.start()
+    run.turn(*(run.message("m", n) for n in range(100)))
+    assert len(run.outcomes[-1].postponed) == 100 - UNREAD_MESSAGES_MAX
+
+    run.turn(run.completed("work"))
+    assert run.result == list(range(100))
+
+
+@pytest.mark.parametrize("kind", ["event", "message"])
+def test_data_is_checked_against_the_wait_of_its_own_kind(kind):
+    @orchestration
+    async def code() -> None:
+        wait = wait_for_event if kind == "event" else next_message
+        await wait("go", int)
+
+    run = Driver(code)
+    run.start()
+    same, other = (run.raised, run.message) if kind == "event" else (run.message, run.raised)
+
+    assert run.execution.check_arrival(same("go", 1))
+    assert not run.execution.check_arrival(other("go", "text"))
+    assert not run.execution.check_arrival(same("stop", "text"))
+    with pytest.raises(PayloadError, match="'go' is not sent to 'i', which waits for it"):
+        run.execution.check_arrival(same("go", "text"))

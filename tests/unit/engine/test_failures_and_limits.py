@@ -13,7 +13,10 @@ from perdure.authoring import (
     continue_as_new,
     next_message,
     orchestration,
+    patched,
     set_custom_status,
+    side_effect,
+    state,
     wait_for_event,
 )
 from perdure.errors import ActivityFailed, LimitReached, PayloadError
@@ -471,3 +474,67 @@ def test_an_orchestration_without_steps_completes_in_its_first_turn():
 
     assert isinstance(run.outcomes[-1].end, events.OrchestrationCompleted)
     assert run.result == 6
+
+
+def test_an_activity_that_an_operator_retries_and_that_has_ended_is_not_sent_again():
+    @orchestration
+    async def code() -> None:
+        await asyncio.gather(step("a"), step("b"), asyncio.sleep(1))
+
+    run = Driver(code)
+    first, second = [each.event.event_id for each in run.start().activities]
+    timer = run.open_ids(events.TimerCreated)[0]
+    run.turn(run.completed(first, "a"))
+    wanted = work.RetrySteps(
+        instance_id="i", execution_id=1, activity_ids=(first, second, timer, 99)
+    )
+    outcome = run.turn(wanted)
+
+    assert outcome.delta == []
+    assert [each.event.event_id for each in outcome.activities] == [second]
+
+
+def test_code_whose_end_is_decided_writes_no_more_history():
+    def fails() -> int:
+        raise ValueError("no")
+
+    @orchestration
+    async def code() -> None:
+        try:
+            side_effect(fails)
+        except BaseException:
+            step("a")
+            state["key"] = 1
+
+    run = Driver(code)
+    outcome = run.start()
+
+    assert run.kinds() == ["OrchestrationStarted", "OrchestrationFailed"]
+    assert (outcome.activities, outcome.kv_writes) == ([], ())
+
+
+def test_code_that_is_closed_changes_no_outcome_that_was_returned():
+    @orchestration
+    async def code() -> None:
+        try:
+            await step("a")
+        finally:
+            patched("p")
+            state["key"] = 1
+            set_custom_status("over")
+            step("b")
+
+    run = Driver(code)
+    outcome = run.start()
+    before = list(outcome.delta)
+    run.close()
+
+    assert outcome.delta == before
+    assert (outcome.kv_writes, outcome.custom_status) == ((), None)
+
+
+def test_an_attribute_error_that_has_nothing_to_do_with_steps_keeps_its_words():
+    async def code() -> None:
+        "text".nonsense  # noqa: B018
+
+    assert run_to_end(code).result == "AttributeError: 'str' object has no attribute 'nonsense'"

@@ -4,6 +4,7 @@
 # ruff: noqa: PTH102, PTH107, PTH123, PTH208, SIM115, PLW0108, PLW1510
 
 import asyncio
+import logging
 import os
 import socket
 import sqlite3
@@ -19,7 +20,7 @@ import anyio
 import pytest
 from engine_driver import Driver
 
-from perdure.authoring import activity, orchestration
+from perdure.authoring import activity, current, orchestration
 from perdure.errors import ForbiddenInOrchestration
 from perdure.model import events
 
@@ -171,6 +172,29 @@ def test_time_zones_logs_and_printing_are_allowed(capsys):
     assert capsys.readouterr().out == "hello\n"
 
 
+def test_a_log_handler_may_start_a_thread():
+    class Sends(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            thread = threading.Thread(target=sent.append, args=(record.getMessage(),))
+            thread.start()
+            thread.join()
+
+    @orchestration
+    async def code() -> None:
+        current().logger.warning("hello")
+
+    sent: list[str] = []
+    handler = Sends()
+    logging.getLogger("perdure.orchestration").addHandler(handler)
+    try:
+        run = Driver(code, is_checked=False)
+        run.start()
+    finally:
+        logging.getLogger("perdure.orchestration").removeHandler(handler)
+
+    assert (run.result, sent) == (None, ["hello"])
+
+
 def test_other_threads_are_not_disturbed(tmp_path):
     path = tmp_path / "file"
     problems: list[Exception] = []
@@ -255,6 +279,19 @@ async def fetch_in_a_task():
     async with asyncio.TaskGroup() as group:
         group.create_task(run())
 """
+
+
+def test_a_library_may_make_a_future_directly():
+    library = installed("import asyncio\ndef make():\n    return asyncio.Future()\n")
+
+    @orchestration
+    async def code() -> bool:
+        return bool(library["make"]().done())
+
+    run = Driver(code)
+    run.start()
+
+    assert run.result is False
 
 
 def test_a_refusal_in_a_library_names_the_line_of_the_author():

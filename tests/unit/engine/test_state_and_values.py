@@ -308,10 +308,32 @@ def test_an_exception_in_a_side_effect_ends_the_orchestration():
             await work("never")
         return "no"
 
-    run = Driver(code, is_checked=False)
+    run = Driver(code)
     run.start()
 
     assert run.result == "OSError: gone"
+
+
+def test_a_side_effect_that_failed_beside_open_steps_fails_again_on_replay():
+    def read() -> int:
+        raise OSError("gone")
+
+    @orchestration
+    async def code() -> int:
+        step = work("a")
+        await work("b")
+        first = side_effect(lambda: 1)
+        try:
+            return first + side_effect(read)
+        finally:
+            step.cancel()
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.completed(3, "b"))
+
+    assert run.result == "OSError: gone"
+    assert run.kinds()[-2:] == ["ActivityCancelRequested", "OrchestrationFailed"]
 
 
 def test_a_side_effect_cannot_schedule_steps():
