@@ -7,7 +7,9 @@ import inspect
 
 import pytest
 
+from perdure.conformance import factories
 from perdure.errors import InvalidValue, LockLost, NotSupported, StoreClosed
+from perdure.model.status import Status
 from perdure.providers.administration import ProviderAdmin
 from perdure.providers.contract import Provider
 from perdure.providers.records import (
@@ -27,6 +29,7 @@ from perdure.providers.records import (
     WorkerInfo,
     WorkerMessage,
 )
+from perdure.providers.sqlite.memory import InMemoryProvider
 
 ZERO = HistoryRecord(event_id=0, data="{}")
 MESSAGE = OrchestratorMessage(
@@ -342,3 +345,29 @@ def test_a_listing_may_be_of_one(verb, args):
 def test_a_verb_that_is_not_declared_is_not_supported(verb, args, text):
     with pytest.raises(NotSupported, match=text):
         getattr(stand_in(Provider)(), verb)(*args)
+
+
+def test_a_tree_that_grows_is_held_while_it_is_deleted_by_force():
+    """Each look at the tree lets its root start one more child, unless it is paused."""
+
+    async def check():
+        async with InMemoryProvider() as provider:
+            await provider.enqueue_for_orchestrator(factories.start("root"))
+            read_tree, children = provider.admin.get_instance_tree, []
+
+            async def grow(instance_id):
+                tree = await read_tree(instance_id)
+                info = await provider.admin.get_instance_info("root")
+                if info.status is not Status.PAUSED and len(children) < 5:
+                    children.append(f"child-{len(children)}")
+                    start = factories.start(children[-1], parent="root")
+                    await provider.enqueue_for_orchestrator(start)
+                return tree
+
+            provider.admin.get_instance_tree = grow
+            result = await provider.admin.delete_instance("root", force=True)
+            assert result.instances == 2
+            assert children == ["child-0"]
+            assert await provider.admin.count_instances() == 0
+
+    asyncio.run(check())

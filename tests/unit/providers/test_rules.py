@@ -208,6 +208,13 @@ def test_a_bad_cursor_is_refused(cursor):
         rules.decode_cursor(cursor)
 
 
+def test_a_cursor_with_a_foreign_character_is_refused():
+    cursor = rules.encode_cursor(5, "x")
+
+    with pytest.raises(InvalidValue):
+        rules.decode_cursor(f"{cursor[:3]}!{cursor[3:]}")
+
+
 @pytest.mark.parametrize(
     "fields",
     [
