@@ -36,6 +36,14 @@ _EXECUTIONS: Final = """
 SELECT execution_id, status, completed_at FROM executions WHERE instance_key = ?
 """
 
+_DELETE_EXECUTIONS, _DELETE_EVENTS = (
+    f"""
+DELETE FROM {table}
+WHERE instance_key = ? AND execution_id IN (SELECT value FROM json_each(?))
+"""  # noqa: S608 - of constants
+    for table in ("executions", "history")
+)
+
 _OLDEST: Final = """
 SELECT created_at, instance_id FROM instances
 WHERE execution_id > 0 {roots} AND (?1 IS NULL OR completed_at < ?1)
@@ -162,14 +170,8 @@ def prune(tx: Transaction, instance_id: str, options: PruneOptions) -> PruneResu
         for number, status, completed_at in tx.rows(_EXECUTIONS, (key,))
     }
     pruned = rules.executions_to_prune(executions, execution_id, options)
-    events = 0
-    for number in pruned:
-        tx.execute(
-            "DELETE FROM executions WHERE instance_key = ? AND execution_id = ?", (key, number)
-        )
-        events += tx.change(
-            "DELETE FROM history WHERE instance_key = ? AND execution_id = ?", (key, number)
-        )
+    tx.write(_DELETE_EXECUTIONS, (key, as_list(pruned)))
+    events = tx.change(_DELETE_EVENTS, (key, as_list(pruned)))
     tx.changed_instances.append(instance_id)
     return PruneResult(instances_processed=1, executions=len(pruned), events=events)
 
