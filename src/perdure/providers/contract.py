@@ -158,8 +158,9 @@ class Provider(Openable):
         Order: concurrent fetches of one owner through one handle take effect in the order in which
         they began, so that the messages of an instance are in their order over all the answers.
         Visible when: returns as soon as there is work; None after ``poll_timeout_ms`` at the
-        latest (+200 ms), at once with 0. None and an error both mean that no lock is held; a lost
-        answer leaves a lock that expires.
+        latest (+200 ms), at once with 0. The end of a lock that was taken during the wait need not
+        end it, so poll no longer than a lock lasts. None and an error both mean that no lock is
+        held; a lost answer leaves a lock that expires.
         Errors: unreadable history is not one: the item comes with ``history_error`` set.
         """
         self._require_open("fetch_orchestration_item")
