@@ -1,4 +1,4 @@
-"""The loggers of clients and runtimes: texts of others are escaped, bounded and redacted.
+"""The loggers of the library: texts of others are escaped, bounded and redacted.
 
 A record may hold the text of an exception or a piece of a payload. A newline in it would forge
 another record, so each argument is written on one line; a traceback keeps its lines, indented.
@@ -10,6 +10,7 @@ import json
 import logging
 import traceback
 from datetime import UTC, datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure.escape import clean, clean_block
@@ -37,10 +38,20 @@ def redact_logs(redact: Callable[[str], str]) -> None:
     _redact = redact
 
 
+@cache
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger, with texts that are safe to write."""
+    """Return the logger, with texts that are safe to write. A handler that raises stops no work."""
     logger = logging.getLogger(name)
     logger.addFilter(_make_safe)
+    call_handlers = logger.callHandlers
+
+    def call_guarded(record: logging.LogRecord) -> None:
+        try:
+            call_handlers(record)
+        except Exception:  # noqa: BLE001 - code of the program may raise anything
+            logging.Handler().handleError(record)  # prints it, as for other errors of a handler
+
+    vars(logger)["callHandlers"] = call_guarded  # the class belongs to the program
     return logger
 
 

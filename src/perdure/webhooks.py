@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +23,7 @@ from perdure.errors import (
     UsageError,
     shown,
 )
+from perdure.logs import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
     Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_log = logging.getLogger("perdure.webhooks")
+_log = get_logger("perdure.webhooks")
 _BODY_BYTES_MAX = 512 * 1024
 
 

@@ -146,6 +146,19 @@ def test_a_name_of_a_module_means_one_thing():
     assert shared <= set(SAME_NAME)
 
 
+def test_the_library_logs_through_its_own_loggers():
+    """Other loggers write what they are given as it is, and raise what a handler raises."""
+    own = {"logs.py": "makes them", "cli": "sets handlers up", "authoring": "for the authors' code"}
+    others = [
+        str(path.relative_to(SOURCES))
+        for path in MODULES
+        if "logging.getLogger(" in path.read_text()
+        and path.relative_to(SOURCES).parts[0] not in own
+    ]
+
+    assert others == []
+
+
 def test_a_loop_over_tasks_yields_to_them():
     """``gather`` of tasks that have all ended returns at once since Python 3.12."""
     found = [

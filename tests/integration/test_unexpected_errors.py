@@ -1,6 +1,7 @@
 """Unexpected errors around an activity: none may hold its work item for ever."""
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -48,6 +49,11 @@ async def second_time() -> int:
 @orchestration
 async def tries_again() -> int:
     return await second_time()
+
+
+@orchestration
+async def fails_once() -> int:
+    raise ValueError("a bug")
 
 
 @activity
@@ -198,3 +204,28 @@ async def test_a_work_item_that_cannot_be_taken_up_is_delivered_again(caplog):
         for number in (1, 2):
             assert await result_of(await runtime.start(goes_away), clock) == number
     assert caplog.text.count("is delivered again") == 1
+
+
+class Broken(logging.Handler):
+    def emit(self, record):
+        raise RuntimeError("the handler is broken")
+
+
+async def test_a_log_handler_that_raises_repeats_no_work_and_leaves_nothing_running(
+    make_every_store,
+):
+    tries.clear()
+    log, handler = logging.getLogger("perdure"), Broken(logging.DEBUG)
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    try:
+        async with Runtime(make_every_store(), [fails_once, second_time, tries_again]) as runtime:
+            failed, good = await runtime.start(fails_once), await runtime.start(tries_again)
+            with pytest.raises(OrchestrationFailed):
+                await failed.result(HANG_SECONDS)
+            assert await good.result(HANG_SECONDS) == 2
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
+    assert tries == [1, 2]
+    assert len(asyncio.all_tasks()) == 1

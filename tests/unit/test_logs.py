@@ -89,3 +89,17 @@ def test_json_is_one_object_a_line_with_the_fields(caplog):
     assert "ValueError: boom" in first["traceback"]
     assert second["message"] == f"plain {FORGED}"
     assert "traceback" not in second
+
+
+def test_a_handler_that_raises_stops_no_work(capsys):
+    class Broken(logging.Handler):
+        def emit(self, record):
+            raise OSError("the disk of the logs is full")
+
+    broken = Broken()
+    log.addHandler(broken)
+    try:
+        log.warning("it failed: %s", FORGED)
+    finally:
+        log.removeHandler(broken)
+    assert "OSError: the disk of the logs is full" in capsys.readouterr().err

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import (
     TYPE_CHECKING,
@@ -41,6 +40,7 @@ from perdure.errors import (
     shown,
 )
 from perdure.limits import check_id
+from perdure.logs import get_logger
 from perdure.model import events, wire, work
 from perdure.model.envelopes import envelope
 from perdure.providers.records import EnqueueCondition
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from perdure.codec import Codec
     from perdure.providers.contract import Provider
 
-log = logging.getLogger("perdure.client")
+log = get_logger("perdure.client")
 
 IfExists = Literal["get", "fail", "restart", "replace"]
 IfChanged = Literal["warn", "fail", "ignore"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 from pathlib import Path
@@ -44,6 +43,7 @@ from perdure.errors import (
     QueueFull,
     UsageError,
 )
+from perdure.logs import get_logger
 from perdure.runtime.health import Probes
 from perdure.runtime.runtime import Runtime
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     Auth = Callable[[Request], Awaitable[Identity | None]]
 
-_log = logging.getLogger("perdure.dashboard")
+_log = get_logger("perdure.dashboard")
 
 BODY_BYTES_MAX: Final = 2 * 1024 * 1024
 REQUESTS_MAX: Final = 64

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
 import math
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +15,7 @@ from perdure.client.search import similar_ids
 from perdure.dashboard.security import LOCAL
 from perdure.errors import InvalidValue, NotFound
 from perdure.limits import check_id
+from perdure.logs import get_logger
 from perdure.model.failures import own_frames
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from perdure.providers.contract import Provider
     from perdure.providers.records import InstanceInfo, WorkerInfo
 
-audit = logging.getLogger("perdure.audit")
+audit = get_logger("perdure.audit")
 
 PAYLOAD_BYTES_MAX: Final = 65_536
 """Longer payloads are cut in pages; ``/run/event`` has them whole."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -32,6 +31,7 @@ from perdure.errors import (
     Nondeterminism,
     PayloadError,
 )
+from perdure.logs import get_logger
 from perdure.model import events, work
 from perdure.model.failures import Category, describe_exception
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from perdure.codec import Codec
     from perdure.engine.loop import DurableTimer
 
-_log = logging.getLogger("perdure.orchestration")
+_log = get_logger("perdure.orchestration")
 
 _COMPLETED = events.OrchestrationCompleted
 _FAILED = events.OrchestrationFailed

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-import logging
 import sys
 from collections import deque
 from collections.abc import Collection
@@ -51,6 +50,7 @@ from perdure.engine.user_code import (
     site_of,
 )
 from perdure.errors import ForbiddenInOrchestration
+from perdure.logs import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 Ts = TypeVarTuple("Ts")
 St = TypeVar("St", bound=Step[Any])
 
-_log = logging.getLogger("perdure.orchestration")
+_log = get_logger("perdure.orchestration")
 
 _AS_COMPLETED = (
     asyncio.as_completed.__code__

@@ -8,14 +8,14 @@ file stays as it is, and its instance is refused.
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from functools import lru_cache
 from typing import Final
 
 from perdure.errors import CorruptData
+from perdure.logs import get_logger
 
-_log = logging.getLogger("perdure.directory")
+_log = get_logger("perdure.directory")
 
 SLUG_CHARACTERS_MAX: Final = 40
 

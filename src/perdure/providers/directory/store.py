@@ -12,7 +12,6 @@ journal has become long or old.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 import tempfile
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from perdure.arguments import Duration, check_path, to_milliseconds
 from perdure.errors import ProviderError, StoreClosed, StoreRefused
 from perdure.limits import MAIL_BYTES_MAX, MAIL_MAX, ORPHAN_GRACE_SECONDS
+from perdure.logs import get_logger
 from perdure.providers.directory import layout
 from perdure.providers.directory.checkpoint import Checkpoint, Files
 from perdure.providers.directory.documents import LAYOUT_VERSION
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from perdure.clock import Clock
     from perdure.providers.sqlite.transaction import Snapshot
 
-_log = logging.getLogger("perdure.directory")
+_log = get_logger("perdure.directory")
 
 _LOCK_ATTEMPTS: Final = 10
 _LOCK_WAIT_SECONDS: Final = 0.03

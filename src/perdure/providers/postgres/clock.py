@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import Final
 
-log = logging.getLogger(__name__)
+from perdure.logs import get_logger
+
+log = get_logger(__name__)
 
 _BEST_SECONDS: Final = 60.0
 _JUMP_MS: Final = 1000

@@ -6,7 +6,6 @@ Reads SQLSTATE. For a refused connection the driver gives no SQLSTATE, only the 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import re
 from enum import Enum, auto
@@ -24,13 +23,14 @@ from perdure.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from perdure.logs import get_logger
 from perdure.providers import rules
 from perdure.providers.postgres.address import PRIMARY_WANTED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _Answer = TypeVar("_Answer")
 

@@ -8,7 +8,6 @@ has seen a timeline of a database system does not work on an older one any more.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
 
+from perdure.logs import get_logger
 from perdure.providers.postgres.calling import RawConnection
 from perdure.providers.postgres.faults import NotPrimary, OldPrimary
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from perdure.providers.postgres.address import HostAddress, StoreAddress
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 Row: TypeAlias = tuple[Any, ...]
 

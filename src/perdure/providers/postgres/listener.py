@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import zlib
 from typing import TYPE_CHECKING, Final
 
 import psycopg
 
 from perdure.errors import PerdureError
+from perdure.logs import get_logger
 from perdure.providers.postgres.calling import RawConnection, cut
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from perdure.providers.postgres.hosts import Hosts, ServerConnection
     from perdure.providers.postgres.pool import ConnectionPool
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 BUCKETS: Final = 64
 """Instances share this many channels for their changes."""

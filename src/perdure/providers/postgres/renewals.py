@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from typing import TYPE_CHECKING, Final
 
 from perdure.errors import StoreClosed
+from perdure.logs import get_logger
 from perdure.providers.postgres.calling import RawConnection, cut
 from perdure.providers.postgres.faults import is_unusable_after, repeat
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perdure.providers.postgres.calling import Parameters
     from perdure.providers.postgres.hosts import Hosts, Row, ServerConnection
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _ANSWER_SECONDS: Final = 2.0
 """Time limit of the first try. A lock is renewed early enough for a second one. Each try has twice

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import random
 from functools import partial
@@ -19,6 +18,7 @@ import psycopg
 from perdure.clock import SystemClock
 from perdure.errors import PerdureError, StoreClosed, UsageError
 from perdure.ids import new_id
+from perdure.logs import get_logger
 from perdure.providers.postgres import statements
 from perdure.providers.postgres.address import ANSWER_SECONDS, address_of
 from perdure.providers.postgres.clock import ServerClock
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _LANES: Final = 3
 _POLL_SECONDS: Final = 5.0

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -22,6 +21,7 @@ from perdure.errors import (
     StoreUnavailable,
     UsageError,
 )
+from perdure.logs import get_logger
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers.migrate import due_migrations, load_migrations
 from perdure.providers.sqlite.guards import not_a_database
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from perdure.providers.migrate import Migration
     from perdure.providers.sqlite.database import System
 
-_log = logging.getLogger("perdure.sqlite")
+_log = get_logger("perdure.sqlite")
 
 Durability: TypeAlias = Literal["full", "relaxed"]
 

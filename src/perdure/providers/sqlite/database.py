@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import secrets
 import stat
@@ -25,6 +24,7 @@ import apsw
 
 from perdure.clock import SystemClock
 from perdure.errors import PerdureError, StoreBusy, StoreClosed, StoreFull
+from perdure.logs import get_logger
 from perdure.providers import rules
 from perdure.providers.sqlite import connection as connections
 from perdure.providers.sqlite import guards, readiness
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from perdure.providers.sqlite.transaction import CommitHook
     from perdure.providers.sqlite.writer import Delivery
 
-_log = logging.getLogger("perdure.sqlite")
+_log = get_logger("perdure.sqlite")
 
 OPEN_SECONDS_MAX: Final = 20.0
 """Longest wait for other processes that are opening the same file."""

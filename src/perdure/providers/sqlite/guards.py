@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 import sys
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from perdure.errors import StoreRefused, StoreUnavailable, UsageError
+from perdure.logs import get_logger
 from perdure.processes import on_audit_events
 from perdure.providers.local_files import (
     draft_beside,
@@ -36,7 +36,7 @@ from perdure.providers.local_files import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_log = logging.getLogger("perdure.sqlite")
+_log = get_logger("perdure.sqlite")
 
 _HEADER_BYTES: Final = 100
 

@@ -25,7 +25,6 @@ place of the locked byte is that time. So an idle worker is seen as alive, and n
 from __future__ import annotations
 
 import errno
-import logging
 import mmap
 import os
 import stat
@@ -39,13 +38,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from perdure.logs import get_logger
 from perdure.providers.local_files import PLAIN_FILE, is_locked, own_user, try_lock
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-_log = logging.getLogger("perdure.sqlite")
+_log = get_logger("perdure.sqlite")
 
 EVERYTHING: Final = 0
 """Anything may have changed."""

@@ -16,13 +16,13 @@ stores are built:
 from __future__ import annotations
 
 import asyncio
-import logging
 import weakref
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure.errors import StoreClosed
+from perdure.logs import get_logger
 from perdure.processes import after_fork_in_child
 from perdure.providers.records import FetchedOrchestration, FetchedWork
 from perdure.providers.sqlite import guards, peers
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from perdure.providers.sqlite.transaction import Verb
     from perdure.providers.waiting import Poll
 
-_log = logging.getLogger("perdure.sqlite")
+_log = get_logger("perdure.sqlite")
 
 
 class Signals:

@@ -10,7 +10,6 @@ operations are run one by one.
 
 from __future__ import annotations
 
-import logging
 import queue
 from functools import partial
 from itertools import groupby
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import apsw
 
 from perdure.errors import InternalError, PerdureError, StoreBusy, StoreUnavailable
+from perdure.logs import get_logger
 from perdure.providers.sqlite.connection import (
     RaisedByCode,
     breaks_connection,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from perdure.providers.sqlite.transaction import Transaction, Verb
     from perdure.providers.waiting import Poll
 
-_log = logging.getLogger("perdure.sqlite")
+_log = get_logger("perdure.sqlite")
 
 BATCH_OPERATIONS_MAX: Final = 512
 BATCH_QUERIES_MAX: Final = 64
