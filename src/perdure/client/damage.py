@@ -38,7 +38,7 @@ _BAD_ENDS: Final = (
     events.OrchestrationTerminated,
 )
 _TIMES: Final = ("timestamp_ms", "fire_at_ms", "deadline_ms")
-_CLOSES: Final[dict[type[events.Envelope], type[events.Scheduled]]] = {
+_CLOSES: Final[dict[type[events.BaseEvent], type[events.Scheduled]]] = {
     **{answer: step for _, step, answer in work.ANSWERS.values()},
     events.ActivityCancelRequested: events.ActivityScheduled,
     events.TimerCancelled: events.TimerCreated,

@@ -320,12 +320,12 @@ class Submissions:
             is_taken, ended = await self._send(start, condition)
             if is_taken:
                 return ended
-            if start.if_exists == "restart" and await self._is_cleared(start.item):
+            if start.if_exists == "restart" and await self._delete_ended(start.item):
                 continue
             await self._check_existing(start.item, start.if_exists)
             if start.if_changed != "ignore":
                 await self._check_arguments(start)
-            if await self._is_told(start):
+            if await self._deliver_message(start):
                 return None
         raise StoreBusy(
             "start", f"{start.item.instance_id!r} is ended and started by others all the time"
@@ -353,8 +353,8 @@ class Submissions:
             await warn_if_unserved(item.name, self._provider)
         return True, None
 
-    async def _is_cleared(self, item: work.StartOrchestration) -> bool:
-        """Delete the instance with that id if it has ended; False if it goes on.
+    async def _delete_ended(self, item: work.StartOrchestration) -> bool:
+        """Delete the instance with that id if it has ended. Return False if it goes on.
 
         The store deletes it only if it has ended, so a restart of another client is not deleted.
         """
@@ -371,8 +371,11 @@ class Submissions:
             return False
         return True
 
-    async def _is_told(self, start: Start) -> bool:
-        """Send the message of the start to the instance that exists; False to start it again."""
+    async def _deliver_message(self, start: Start) -> bool:
+        """Send the message of the start to the instance that exists.
+
+        Return False if the instance is gone: it must be started again.
+        """
         for each in start.item.carried:
             message = work.QueueMessage(
                 instance_id=start.item.instance_id, name=each.name, data=each.data

@@ -74,7 +74,7 @@ class TurnDecisions:
         """Events."""
         self._unexpected = 0
 
-    def envelope(self, event_id: int) -> dict[str, Any]:
+    def common_fields(self, event_id: int) -> dict[str, Any]:
         """Return the fields that every event of this turn carries."""
         return {
             "event_id": event_id,
@@ -99,7 +99,7 @@ class TurnDecisions:
     def arrive(self, kind: type[Any], **fields: Any) -> None:
         """Append an event that comes from outside."""
         self.last_event_id += 1
-        self.delta.append(kind(**self.envelope(self.last_event_id), **fields))
+        self.delta.append(kind(**self.common_fields(self.last_event_id), **fields))
 
     def arrive_completed(self, source_event_id: int, result: msgspec.Raw, attempts: int) -> None:
         """Like ``arrive`` for the most common event; explicit keywords cost a quarter of a dict."""
@@ -162,8 +162,8 @@ class TurnDecisions:
             self.commands += 1
             self.last_event_id += 1
             return self._repeat(kind, op, site, fields)
-        envelope = self.envelope(self.last_event_id + 1)
-        event = kind(**envelope, op=op, site=call_site(_OWN_FRAMES) or site, **fields)
+        common = self.common_fields(self.last_event_id + 1)
+        event = kind(**common, op=op, site=call_site(_OWN_FRAMES) or site, **fields)
         self.delta.append(event)
         # Counted after the event exists: deep recursion raises RecursionError above this line.
         self.commands += 1
@@ -220,7 +220,7 @@ class TurnDecisions:
         fields["source_event_id"] = source_event_id
         if not self.is_replaying:
             event_id = self.last_event_id + 1
-            self.delta.append(kind(**self.envelope(event_id), **fields))
+            self.delta.append(kind(**self.common_fields(event_id), **fields))
             self.last_event_id = event_id
             return
         self.last_event_id += 1
@@ -229,7 +229,7 @@ class TurnDecisions:
             self._performed.append(recorded)
         else:
             self._unexpected += 1
-            self._performed.append(kind(**self.envelope(0), **fields))
+            self._performed.append(kind(**self.common_fields(0), **fields))
 
     def end(self, event: events.Terminal, *, is_repeated: bool = False) -> None:
         """Record the end of the execution. On replay the caller has compared it with history."""
@@ -265,8 +265,8 @@ class TurnDecisions:
         for name in ("child_instance_id", "target_instance_id"):
             if fields.get(name, "") is None:
                 fields[name] = "(automatic)"
-        envelope = self.envelope(-self._unexpected)
-        unexpected = kind(**envelope, op=op, site=call_site() or site, **fields)
+        common = self.common_fields(-self._unexpected)
+        unexpected = kind(**common, op=op, site=call_site() or site, **fields)
         self._performed.append(unexpected)
         return unexpected
 

@@ -225,18 +225,27 @@ class Execution:
             try:
                 self._apply([*delta])
                 if mail:
-                    self._hear(mail, outcome)
+                    self._add_and_apply(mail, outcome)
             finally:
                 loop.leave()
-        if not delta:
+        if delta:
+            self._complete(outcome)
+        else:
             recorder.outcome = None
             decisions.undo_begin(before_ms)
             outcome.turn = decisions.turn
             outcome.activities = recorder.take_retried()
-            return outcome
-        if recorder.told:
-            outcome.cancelled_activities = [*recorder.told, *outcome.cancelled_activities]
-            recorder.told = ()
+        return outcome
+
+    def _complete(self, outcome: TurnOutcome) -> None:
+        """Decide how the turn ends, and add what the code has done besides its decisions."""
+        recorder = self._recorder
+        if recorder.completed_elsewhere:
+            outcome.cancelled_activities = [
+                *recorder.completed_elsewhere,
+                *outcome.cancelled_activities,
+            ]
+            recorder.completed_elsewhere = ()
         outcome.end = self._ending.conclude_live()
         if recorder.state_reads:
             recorder.check_state_reads()
@@ -245,15 +254,14 @@ class Execution:
             recorder.drop_cancelled_in_turn(outcome)
         if recorder.retried:
             outcome.activities = [*recorder.take_retried(), *outcome.activities]
-        self.event_count = decisions.last_event_id
+        self.event_count = self._decisions.last_event_id
         self.custom_status = recorder.custom_status
         if outcome.end is not None:
             self.is_finished = True
             outcome.watchers = recorder.watchers
             recorder.loop.log_unretrieved_errors()
-        return outcome
 
-    def _hear(self, items: Sequence[work.OrchestratorItem], outcome: TurnOutcome) -> None:
+    def _add_and_apply(self, items: Sequence[work.OrchestratorItem], outcome: TurnOutcome) -> None:
         """Add and apply messages one by one: mail only while the code wants it."""
         decisions, recorder = self._decisions, self._recorder
         postponed: deque[work.OrchestratorItem] = deque()
@@ -471,7 +479,7 @@ class TurnEnding:
         if recorder.operations.open:
             self._close_steps(kind)
         decisions = self._decisions
-        return kind(**decisions.envelope(decisions.last_event_id + 1), **content)
+        return kind(**decisions.common_fields(decisions.last_event_id + 1), **content)
 
     def _has_open_step(self) -> bool:
         """Return True if a step is open besides the timer that bounds the clean-up."""

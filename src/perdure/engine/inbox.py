@@ -139,7 +139,7 @@ class Operations:
 # --- mailboxes
 
 
-_MAIL: Final[Mapping[type[work.Item], type[events.Envelope]]] = {
+_MAIL: Final[Mapping[type[work.Item], type[events.BaseEvent]]] = {
     work.ExternalRaised: events.ExternalEvent,
     work.QueueMessage: events.QueueEventDelivered,
 }
@@ -353,7 +353,7 @@ def _add_result(item: work.ActivityCompleted, recorder: CodeRecorder) -> str | N
     if unwanted is None:
         recorder.decisions.arrive_completed(item.activity_id, item.result, item.attempts)
         if item.seed:
-            recorder.told += (item.activity_id,)
+            recorder.completed_elsewhere += (item.activity_id,)
     return unwanted
 
 
@@ -367,7 +367,7 @@ _COMPLETIONS: Final = {
 }
 """Messages for open steps: the event, the family, and the field that holds the id of the step."""
 
-COMPLETION_FAMILIES: Final[Mapping[type[events.Envelope], Family]] = {
+COMPLETION_FAMILIES: Final[Mapping[type[events.BaseEvent], Family]] = {
     kind: family for kind, family, _ in _COMPLETIONS.values()
 }
 _COMMON_FIELDS: Final = frozenset(events.Resolving.__struct_fields__)

@@ -119,7 +119,7 @@ class CodeRecorder:
     """Steps of other instances that wait for the end of this one."""
     compensations = 0
     """Number of sagas that undo earlier steps now."""
-    told: tuple[int, ...] = ()
+    completed_elsewhere: tuple[int, ...] = ()
     """Ids of activities that another instance completed in this turn: no worker needs to run them
     any more."""
 

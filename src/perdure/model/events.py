@@ -1,4 +1,4 @@
-"""History events: a closed set of records with one flat envelope and a ``type`` tag.
+"""History events: a closed set of records with common fields and a ``type`` tag.
 
 Kinds are append-only: a breaking change is a new kind, a new field has a default. Payload fields
 hold raw JSON, so that a stored event reads as one document.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NULL = msgspec.Raw(b"null")
 
 
-class Envelope(
+class BaseEvent(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -37,7 +37,7 @@ class Envelope(
     """Number of the turn that wrote the event, from 1. Replay compares turn by turn."""
 
 
-class Scheduled(Envelope, frozen=True, kw_only=True, omit_defaults=True, tag=str):
+class Scheduled(BaseEvent, frozen=True, kw_only=True, omit_defaults=True, tag=str):
     """An event that a call of the code has caused."""
 
     op: str
@@ -48,7 +48,7 @@ class Scheduled(Envelope, frozen=True, kw_only=True, omit_defaults=True, tag=str
     """True if a saga made the call, to undo an earlier step."""
 
 
-class Resolving(Envelope, frozen=True, kw_only=True, omit_defaults=True, tag=str):
+class Resolving(BaseEvent, frozen=True, kw_only=True, omit_defaults=True, tag=str):
     """An event that completes or cancels the step of an earlier event."""
 
     source_event_id: int
@@ -70,14 +70,14 @@ class Watcher(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The instance that it waits for. A copy of that instance, under another id, is not."""
 
 
-class Terminal(Envelope, frozen=True, kw_only=True, omit_defaults=True, tag=str):
+class Terminal(BaseEvent, frozen=True, kw_only=True, omit_defaults=True, tag=str):
     """The last event of an execution."""
 
 
 # --- life of an execution
 
 
-class OrchestrationStarted(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationStarted(BaseEvent, frozen=True, kw_only=True, omit_defaults=True):
     """Always the first event of an execution."""
 
     name: str
@@ -123,11 +123,11 @@ class OrchestrationContinuedAsNew(Terminal, frozen=True, kw_only=True, omit_defa
     version: str | None = None
 
 
-class OrchestrationCancelRequested(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationCancelRequested(BaseEvent, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
-class OrchestrationRetried(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationRetried(BaseEvent, frozen=True, kw_only=True, omit_defaults=True):
     """An operator let an ended execution go on. The turns after ``kept_turn`` are undone."""
 
     kept_turn: int
@@ -185,7 +185,7 @@ class ExternalSubscribed(Scheduled, frozen=True, kw_only=True, omit_defaults=Tru
     name: str
 
 
-class ExternalEvent(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+class ExternalEvent(BaseEvent, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     data: msgspec.Raw = NULL
 
@@ -198,7 +198,7 @@ class QueueSubscribed(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
     name: str
 
 
-class QueueEventDelivered(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+class QueueEventDelivered(BaseEvent, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     data: msgspec.Raw = NULL
 
@@ -254,7 +254,7 @@ class MessageSent(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
     """The value; the reason of a cancellation."""
 
 
-class WatcherAdded(Envelope, frozen=True, kw_only=True, omit_defaults=True):
+class WatcherAdded(BaseEvent, frozen=True, kw_only=True, omit_defaults=True):
     """Another instance waits for the end of this one and will be told."""
 
     watcher: Watcher

@@ -58,7 +58,7 @@ _RETRY_ELSEWHERE_MS = 5_000
 _ISOLATION_DELAY_MS = 500
 _REDELIVERY_DELAY_MS = 1_000
 _TAG_SECONDS = 2.0
-"""After this, work that no worker has taken by its tag is told."""
+"""After this time the log names an activity whose tag no worker takes."""
 _FETCH_END_SECONDS = 2.0
 
 
@@ -77,7 +77,7 @@ class ActivityDispatcher:
         self._fetch_errors = FetchErrors("activities", worker)
         self.attempts = Attempts(worker, self._heartbeat)
         self._lock_ms = in_milliseconds(options.activity_lock_timeout)
-        # A fetch does not hear of locks made while it waits; the next one sees when they expire.
+        # A waiting fetch does not notice locks that are taken meanwhile; the next one does.
         self._poll_ms = min(in_milliseconds(options.poll_interval), self._lock_ms)
         self._session_lock_ms = in_milliseconds(options.session_lock_timeout)
         self._names = worker.registry.activity_names
@@ -413,9 +413,9 @@ class ActivityDispatcher:
             return
         except LookAgain as later:
             running.task = None
-            told = bytes(self.attempts.codec.encode(later.note, where="note")).decode()
+            note_text = bytes(self.attempts.codec.encode(later.note, where="note")).decode()
             at_ms = self._clock.now_ms() + round(later.seconds * 1000)
-            again = running.next_item(last_heartbeat=told)
+            again = running.next_item(last_heartbeat=note_text)
             self._background.spawn(self._commit(running, retry=(again, at_ms)))
             return
         running.task = None  # the code has ended: the commit of its outcome is not interrupted

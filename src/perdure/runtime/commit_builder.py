@@ -31,7 +31,7 @@ from perdure.providers.records import (
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from perdure.engine.execution import Execution
     from perdure.engine.outcome import ScheduledActivity, TurnOutcome
@@ -50,24 +50,8 @@ def build_commit(
     execution, outcome, now_ms = turn.live.execution, turn.outcome, turn.now_ms
     started = execution.started
     is_final = turn.final is not None
-    worker_items: list[WorkerMessage] = []
-    claimed: list[tuple[work.ActivityExecute, Claim]] = []
-    for scheduled in outcome.activities:
-        deadline_ms = scheduled.deadline_ms
-        item = activity_item(
-            scheduled.event,
-            started,
-            scheduled.retry,
-            scheduled.timeout_ms,
-            scheduled.heartbeat_ms,
-            None if deadline_ms is None else now_ms + deadline_ms,
-        )
-        claim = claim_for(scheduled)
-        worker_items.append(activity_envelope(item, claim=claim))
-        if claim is not None:
-            claimed.append((item, claim))
+    worker_items, claimed = _worker_items(turn, claim_for) if outcome.activities else ((), [])
     encode = wire.encode
-    instance_id, execution_id = execution.instance_id, execution.execution_id
     sends = (
         outcome.timers
         or outcome.children
@@ -83,11 +67,11 @@ def build_commit(
     if worker_items and not outcome.delta:  # activities of a retried execution, sent again
         keep_lock_ms = None
     commit = TrustedCommit(
-        execution_id=execution_id,
+        execution_id=execution.execution_id,
         history_delta=tuple(
             [HistoryRecord(event_id=event.event_id, data=encode(event)) for event in outcome.delta]
         ),
-        worker_items=tuple(worker_items),
+        worker_items=worker_items,
         orchestrator_items=outgoing,
         metadata=_metadata(turn) if is_final or outcome.turn == 1 else _UNCHANGED,
         custom_status=(
@@ -101,24 +85,12 @@ def build_commit(
             else ()
         ),
         cancelled_activities=(
-            tuple(
-                [
-                    ActivityIdentity(
-                        instance_id=instance_id, execution_id=execution_id, activity_id=activity_id
-                    )
-                    for activity_id in outcome.cancelled_activities
-                ]
-            )
+            _activity_identities(execution, outcome.cancelled_activities)
             if outcome.cancelled_activities
             else ()
         ),
         cancelled_timers=(
-            tuple(
-                [
-                    TimerIdentity(execution_id=execution_id, timer_id=timer_id)
-                    for timer_id in outcome.cancelled_timers
-                ]
-            )
+            _timer_identities(execution, outcome.cancelled_timers)
             if outcome.cancelled_timers
             else ()
         ),
@@ -133,6 +105,47 @@ def build_commit(
         after_event_id=0 if outcome.delta else execution.event_count,
     )
     return commit, claimed
+
+
+def _worker_items(
+    turn: Turn, claim_for: Callable[[ScheduledActivity], Claim | None]
+) -> tuple[tuple[WorkerMessage, ...], list[tuple[work.ActivityExecute, Claim]]]:
+    """Return the messages of the scheduled activities, and those activities that are claimed."""
+    started, now_ms = turn.live.execution.started, turn.now_ms
+    messages: list[WorkerMessage] = []
+    claimed: list[tuple[work.ActivityExecute, Claim]] = []
+    for scheduled in turn.outcome.activities:
+        deadline_ms = scheduled.deadline_ms
+        item = activity_item(
+            scheduled.event,
+            started,
+            scheduled.retry,
+            scheduled.timeout_ms,
+            scheduled.heartbeat_ms,
+            None if deadline_ms is None else now_ms + deadline_ms,
+        )
+        claim = claim_for(scheduled)
+        messages.append(activity_envelope(item, claim=claim))
+        if claim is not None:
+            claimed.append((item, claim))
+    return tuple(messages), claimed
+
+
+def _activity_identities(execution: Execution, ids: Sequence[int]) -> tuple[ActivityIdentity, ...]:
+    return tuple(
+        ActivityIdentity(
+            instance_id=execution.instance_id,
+            execution_id=execution.execution_id,
+            activity_id=activity_id,
+        )
+        for activity_id in ids
+    )
+
+
+def _timer_identities(execution: Execution, ids: Sequence[int]) -> tuple[TimerIdentity, ...]:
+    return tuple(
+        TimerIdentity(execution_id=execution.execution_id, timer_id=timer_id) for timer_id in ids
+    )
 
 
 def _outgoing(turn: Turn, started: events.OrchestrationStarted) -> tuple[OrchestratorMessage, ...]:

@@ -151,7 +151,7 @@ class OrchestrationDispatcher:
             handlers=worker.registry.startable_keys,
         )
         self._lock_ms = in_milliseconds(options.orchestration_lock_timeout)
-        # A fetch does not hear of locks made while it waits; the next one sees when they expire.
+        # A waiting fetch does not notice locks that are taken meanwhile; the next one does.
         self._poll_ms = min(in_milliseconds(options.poll_interval), self._lock_ms)
         self._keeps_locks = worker.provider.capabilities.hot_path and not options.always_replay
         self._live = LiveCache(

@@ -305,8 +305,8 @@ class TurnRunner:
         self._bytes_max = options.history_bytes_max
         self.start_deadline = StartDeadline(worker.clock)
         self.is_aborted = False
-        self._told: set[str] = set()
-        """Warnings about lines of code. Each line is told once."""
+        self._warned_lines: set[str] = set()
+        """Lines of code that the log has warned of: it warns of each once."""
 
     def stop_keeping(self) -> None:
         """Release each instance with the commit of its turn."""
@@ -416,8 +416,8 @@ class TurnRunner:
         for line in outcome.ignored:
             log.debug("%s: %s", live.instance_id, line)  # completions and races cross every day
         for line in outcome.mistakes:
-            if line not in self._told:
-                self._told.add(line)
+            if line not in self._warned_lines:
+                self._warned_lines.add(line)
                 name, instance_id = live.execution.handler.name, live.instance_id
                 log.warning("orchestration %r, instance %r: %s", name, instance_id, line)
         for child in outcome.children:

@@ -76,7 +76,7 @@ class Verb:
     """Replaces ``done`` in messages where ``done`` would promise too much."""
 
     @property
-    def told(self) -> str:
+    def past(self) -> str:
         """The word of messages; ``done`` is the field of the JSON output."""
         return self.said or self.done
 
@@ -163,7 +163,7 @@ def _confirmed(verb: Verb, infos: list[InstanceInfo], targets: Targets, now_ms: 
                 }
             )
         else:
-            words = f"would {verb.word}" if targets.dry_run else verb.told
+            words = f"would {verb.word}" if targets.dry_run else verb.past
             echo(_summary(words, infos, now_ms))
             if infos:
                 echo(Cell("run again with -y instead of --dry-run to do it", "dim"))
@@ -223,7 +223,7 @@ def _warn_of_interruption(verb: Verb, done: int, chunk: list[str], total: int) -
     """Warn that the calls in progress may or may not have reached the store."""
     unsure = f"the next {len(chunk)}" if len(chunk) > 1 else "the next one"
     warn(
-        f"interrupted: {verb.told} {done} of {total} instances, and perhaps {unsure}; "
+        f"interrupted: {verb.past} {done} of {total} instances, and perhaps {unsure}; "
         "the same command goes on with the rest"
     )
 
@@ -241,10 +241,10 @@ async def _one(session: Session, apply: Apply, instance_id: str) -> object:
 def _print_ends(verb: Verb, done: dict[str, object], skipped: int, is_query: bool) -> None:
     if is_query:
         more = f", {skipped} had ended meanwhile" if skipped else ""
-        print_done(f"{verb.told} {counted(len(done), 'instance')}{more}")
+        print_done(f"{verb.past} {counted(len(done), 'instance')}{more}")
         return
     for instance_id, note in done.items():
-        print_done(f"{verb.told} {instance_id}{'' if note is None else f': {note}'}")
+        print_done(f"{verb.past} {instance_id}{'' if note is None else f': {note}'}")
 
 
 def _checked_reason(context: click.Context, parameter: click.Parameter, value: str) -> str:

@@ -151,19 +151,19 @@ async def list_command(
 
 
 def _print_footer(selection: Selection, count: int, following: str | None, limit: int) -> None:
-    """Tell that more follows; in a pipe on standard error, because the output looks complete."""
+    """Say that more follows; in a pipe on standard error, because the output looks complete."""
     if following is not None:
         larger = min(limit * 5, LIMIT_MAX)
         # The store does not apply these filters, so the next page may turn out empty.
         is_tested = bool(selection.tests or selection.name_patterns)
-        told = f"{count} shown, more {'may follow' if is_tested else 'follow'}:"
+        text = f"{count} shown, more {'may follow' if is_tested else 'follow'}:"
         if larger > limit:
-            told += f" --limit {larger}, or"
+            text += f" --limit {larger}, or"
         if is_terminal():
-            note(told)
+            note(text)
             note(f"--cursor {following}")
         else:
-            warn(f"{told} --cursor {following}")
+            warn(f"{text} --cursor {following}")
     elif not count:
         note("none; 'perdure start NAME' starts one, 'perdure count' counts all")
 

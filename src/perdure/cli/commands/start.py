@@ -110,7 +110,7 @@ def start(
     arguments = read_arguments(input_text, "--input")
     chosen = uuid.uuid4().hex if instance_id is None else instance_id
     _check_arguments(name, chosen, version)
-    told = None if message is None else (message[0], read_json(message[1], "--message"))
+    carried = None if message is None else (message[0], read_json(message[1], "--message"))
     at = None if at_text is None else read_time(at_text, "--at")
 
     async def body(session: Session) -> int:
@@ -124,7 +124,7 @@ def start(
             version=version,
             delay=None if delay_ms is None else delay_ms / 1000,
             at=at,
-            message=told,
+            message=carried,
         )
         is_new = True
         try:

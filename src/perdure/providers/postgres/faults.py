@@ -140,7 +140,7 @@ def remedy_for(error: BaseException) -> Remedy:
 
 
 def is_unusable_after(error: BaseException) -> bool:
-    """Tell whether the connection on which the error occurred must be closed.
+    """Return True if the connection on which the error occurred must be closed.
 
     If it stayed open, it would keep a stale plan, or an answer that was not awaited would be taken
     for the answer to the next statement.
@@ -159,7 +159,7 @@ async def repeat(
 ) -> _Answer:
     """Repeat ``attempt`` while that can help, but not longer than that; raise ``refusal`` then.
 
-    ``attempt`` is told whether its statement may have run before. The error of a commit whose
+    ``attempt`` gets True if its statement may have run before. The error of a commit whose
     answer was lost says that it may have been applied.
     """
     backoff = Backoff(seconds)
@@ -172,14 +172,14 @@ async def repeat(
             if remedy is Remedy.NONE:
                 raise refusal(operation, error, location) from error
             if not await backoff.pause():
-                told = refusal(operation, error, location)
-                if is_commit and was_sent and isinstance(told, ProviderError):
-                    told = _outcome_unknown(operation, told)
-                raise told from error
+                refused = refusal(operation, error, location)
+                if is_commit and was_sent and isinstance(refused, ProviderError):
+                    refused = _outcome_unknown(operation, refused)
+                raise refused from error
 
 
 def asks_for_patience(error: BaseException) -> bool:
-    """Tell whether the server answers and expects the same request to succeed soon."""
+    """Return True if the server answers and expects the same request to succeed soon."""
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     if state is None:
         return _is_refused(error) and _SOON.search(str(error)) is not None
@@ -187,7 +187,7 @@ def asks_for_patience(error: BaseException) -> bool:
 
 
 def may_change(error: BaseException) -> bool:
-    """Tell whether one of several servers may accept the connection soon, after a failover."""
+    """Return True if one of several servers may accept the connection soon, after a failover."""
     is_lost = remedy_for(error) is Remedy.RECONNECT
     return asks_for_patience(error) or (is_lost and not _is_refused(error))
 
@@ -197,7 +197,7 @@ def _is_refused(error: BaseException) -> bool:
 
 
 def _is_damage(error: BaseException) -> bool:
-    """Tell whether the error says that stored data cannot be read."""
+    """Return True if the error says that stored data cannot be read."""
     return isinstance(error, UnicodeDecodeError) or (
         isinstance(error, psycopg.Error) and error.sqlstate in _CORRUPT
     )

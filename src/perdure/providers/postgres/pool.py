@@ -122,7 +122,7 @@ class ConnectionPool:
         self._wake_one()
 
     def is_waiting_since(self, seconds: float) -> bool:
-        """Tell whether an answer is outstanding for longer than that."""
+        """Return True if an answer has been outstanding for longer than that."""
         before = asyncio.get_running_loop().time() - seconds
         return any(each.busy_since is not None and each.busy_since < before for each in self._all)
 

@@ -81,7 +81,9 @@ class PostgresStore:
             connect_seconds=connect_seconds,
         )
         self.address = read_address(dsn, sessions=prepare)
-        heard = read_address(listen, sessions=False) if isinstance(listen, str) else self.address
+        listening = (
+            read_address(listen, sessions=False) if isinstance(listen, str) else self.address
+        )
         self.statements = statements.Statements(schema)
         self._retry_seconds = retry_seconds
         self.clock = ServerClock()
@@ -113,8 +115,8 @@ class PostgresStore:
         self._channels = Channels(schema)
         self._notifier = Notifier(self.pool)
         self._listener = Listener(
-            heard,
-            Hosts(heard.for_listening(), self._fence),
+            listening,
+            Hosts(listening.for_listening(), self._fence),
             self._channels,
             # A pooler gives a session to many clients.
             self._notifier.sessions if prepare else frozenset(),
