@@ -114,11 +114,11 @@ if sys.platform == "win32":
         """Close what ``open_directory`` has opened."""
 
     def is_plain(entry: os.DirEntry[str]) -> bool:
-        """Return whether it is a file or a directory, and no link or special file."""
+        """Return True if it is a file or a directory, and no link or special file."""
         return not _is_link(entry.stat(follow_symlinks=False))
 
     def _is_link(found: os.stat_result) -> bool:
-        """Return whether it is a symbolic link or a junction."""
+        """Return True if it is a symbolic link or a junction."""
         return (
             stat.S_ISLNK(found.st_mode) or found.st_reparse_tag == stat.IO_REPARSE_TAG_MOUNT_POINT
         )
@@ -172,7 +172,7 @@ if sys.platform == "win32":
         return False
 
     def is_locked(descriptor: int) -> bool:
-        """Return whether a process has locked the file by ``try_lock``."""
+        """Return True if a process has locked the file by ``try_lock``."""
         if not try_lock(descriptor):
             return True
         byte = _Overlapped(**_LOCKED_BYTE)
@@ -232,7 +232,7 @@ else:
         os.close(directory)
 
     def is_plain(entry: os.DirEntry[str]) -> bool:
-        """Return whether it is a file or a directory, and no link or special file."""
+        """Return True if it is a file or a directory, and no link or special file."""
         return entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
 
     def replace(source: str, target: str, at: Directory) -> None:
@@ -264,7 +264,7 @@ else:
         return True
 
     def is_locked(descriptor: int) -> bool:
-        """Return whether a process has locked the file by ``try_lock``."""
+        """Return True if a process has locked the file by ``try_lock``."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -307,7 +307,7 @@ else:
 
 
 def is_device(name: str) -> bool:
-    """Return whether no file can have the name: it is one of a device, as ``nul.db`` on Windows."""
+    """Return True if no file can have the name: it is one of a device, as ``nul.db`` on Windows."""
     return name.partition(".")[0].rstrip(" ").upper() in _DEVICES
 
 

@@ -128,7 +128,7 @@ class _Loop:
         if until_ms <= state.decided_ms:
             return
         if state.next_ms is not None and state.next_ms > until_ms:
-            return  # computed before, for this spec; a command may still come from before this time
+            return  # computed for this spec; a command with an earlier time may still come
         spec, after_ms = state.spec, state.decided_ms
         state.decided_ms = until_ms
         due, older = side_effect(partial(latest_slots, spec, after_ms, until_ms, CAUGHT_UP_MAX))

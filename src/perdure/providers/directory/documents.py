@@ -238,7 +238,7 @@ def history(events: Iterable[tuple[Any, ...]]) -> msgspec.Raw:
 
 
 def are_json(texts: list[bytes]) -> bool:
-    """Return whether ``embed`` would show each of the texts as JSON; cheaper than one by one."""
+    """Return True if ``embed`` would show each of the texts as JSON; cheaper than one by one."""
     joined = b"[%b]" % b",".join(texts)
     try:
         return (

@@ -98,7 +98,7 @@ class FileOps:
         return os.read(descriptor, size)
 
     def has_name(self, descriptor: int) -> bool:
-        """Return whether the file still has a name in some directory."""
+        """Return True if the file still has a name in some directory."""
         return os.fstat(descriptor).st_nlink > 0
 
     def size_of(self, descriptor: int) -> int:

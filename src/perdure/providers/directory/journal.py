@@ -215,7 +215,7 @@ def _read_segment(root: Root, first_sequence: int, *, is_last: bool) -> Iterator
 
 
 def _is_unfinished(end: bytes, sequence: int) -> bool:
-    """Return whether the record with that number can have been cut off by a crash.
+    """Return True if the record with that number can have been cut off by a crash.
 
     A later record that was written after it had been synced shows that it was damaged later. (In
     the layout of version 1 the records of one batch reached the disk in any order.)

@@ -117,12 +117,12 @@ def instance_of_entry(file_name: str) -> str | None:
 
 
 def is_old_instance(file_name: str) -> bool:
-    """Return whether it is the directory of an instance in the layout of version 1."""
+    """Return True if it is the directory of an instance in the layout of version 1."""
     return _OLD_NAME.fullmatch(file_name) is not None
 
 
 def is_old_entry(file_name: str) -> bool:
-    """Return whether it is the file of a queue in the layout of version 1."""
+    """Return True if it is the file of a queue in the layout of version 1."""
     return _OLD_ENTRY.fullmatch(file_name) is not None
 
 
@@ -218,13 +218,13 @@ class DamagedFiles:
                 self.lost.add(name)
 
     def bars(self, instance_id: str) -> bool:
-        """Return whether the instance cannot be used."""
+        """Return True if the instance cannot be used."""
         return bool(self._barred) and not self._barred.keys().isdisjoint(
             instance_names(instance_id)
         )
 
     def is_lost(self, instance_id: str) -> bool:
-        """Return whether the files of the instance itself are damaged."""
+        """Return True if the files of the instance itself are damaged."""
         return bool(self.lost) and not self.lost.isdisjoint(instance_names(instance_id))
 
     def check(self, operation: str, instance_id: str) -> None:

@@ -79,7 +79,7 @@ class Root:
 
     @property
     def is_in_place(self) -> bool:
-        """Return whether a process that opens this path now opens this directory and this lock."""
+        """Return True if a process that opens this path now opens this directory and this lock."""
         try:
             found = os.stat(self._place)  # noqa: PTH116 - once for each commit
         except OSError:

@@ -273,7 +273,7 @@ class DirectoryDatabase(Database):
             self._report(error)
 
     def _advance(self) -> bool:
-        """Return whether the checkpoint has ended. Errors: ProviderError."""
+        """Return True if the checkpoint has ended. Errors: ProviderError."""
         assert self._running is not None
         try:
             next(self._running)

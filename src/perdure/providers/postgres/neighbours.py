@@ -50,7 +50,7 @@ def this_process() -> Process | None:
 
 
 def is_dead(process: Process, observer: Process | None) -> bool:
-    """Return whether it is certain that a process has died; False if the observer is elsewhere."""
+    """Return True if a process has certainly died; False if the observer is elsewhere."""
     if observer is None or process.place != observer.place:
         return False
     try:

@@ -158,7 +158,7 @@ def _is_common_step(parts: int, commit: TurnCommit) -> bool:
 
 
 def _folded(changes: Iterable[KvChange]) -> tuple[bool, list[dict[str, Any]]]:
-    """Return whether all older values are cleared, and the last change of each key after that."""
+    """Return True if all older values are cleared, and the last change of each key after that."""
     cleared = False
     last: dict[str, dict[str, Any]] = {}
     for change in changes:

@@ -209,7 +209,7 @@ class _Plan:
     # --- deciding
 
     def _has_event(self, key: int | None, execution_id: int, event_id: int) -> bool:
-        """Return whether a history goes at least so far."""
+        """Return True if a history has the event with that id."""
         if event_id == 0:
             return True
         last = self.tx.row(instances.LAST_EVENT, (key, execution_id))[0]
@@ -596,7 +596,7 @@ _WRITERS: Final[dict[_Step, Callable[[_Plan, list[Any]], object]]] = {
 
 
 def _rewrites_instance(commit: TurnCommit) -> bool:
-    """Return whether a turn of the running execution changes more than status, output and time."""
+    """Return True if a turn of the running execution changes more than status, output and time."""
     metadata = commit.metadata
     return (
         metadata.name is not None

@@ -195,7 +195,7 @@ def enforce_moved_mark(connection: apsw.Connection) -> None:
 
 
 def is_refused_change(error: apsw.Error) -> bool:
-    """Return whether a statement failed because the store is marked as moved."""
+    """Return True if a statement failed because the store is marked as moved."""
     return isinstance(error, apsw.ConstraintError) and _STORE_WAS_MOVED in str(error)
 
 
@@ -221,7 +221,7 @@ def translate(operation: str, error: apsw.Error, label: str) -> ProviderError:
 
 
 def is_out_of_space(connection: apsw.Connection) -> bool:
-    """Return whether the last failure was a full disk, also if SQLite reported another error."""
+    """Return True if the last failure was a full disk, also if SQLite reported another error."""
     try:
         return connection.system_errno in {errno.ENOSPC, errno.EDQUOT}
     except apsw.ConnectionClosedError:
@@ -229,7 +229,7 @@ def is_out_of_space(connection: apsw.Connection) -> bool:
 
 
 def breaks_connection(error: apsw.Error) -> bool:
-    """Return whether the cache of the connection cannot be trusted after this error."""
+    """Return True if the cache of the connection cannot be trusted after this error."""
     return isinstance(
         error,
         apsw.IOError

@@ -271,7 +271,7 @@ class Database:
         return False
 
     def is_upkeep_due(self, *, is_waited_for: bool) -> bool:
-        """Return whether ``keep_up`` should run now, although a commit may wait for it."""
+        """Return True if ``keep_up`` should run now, although a commit may wait for it."""
         return False
 
     def keep_up(self) -> None:
@@ -464,7 +464,7 @@ class FileDatabase(Database):
         return has_others
 
     def _see_others(self) -> bool:
-        """Return whether another process has written since the last look."""
+        """Return True if another process has written since the last look."""
         if self.transaction is None:
             return False
         try:
@@ -497,7 +497,7 @@ class FileDatabase(Database):
         self._due = self._first_due
 
     def is_upkeep_due(self, *, is_waited_for: bool) -> bool:
-        """Return whether to copy the log now, even if a commit has to wait for it."""
+        """Return True if the log is to be copied now, even if a commit has to wait for it."""
         pages = self._log_pages
         return pages >= self._due and (pages >= PAGES_TO_CHECKPOINT or not is_waited_for)
 

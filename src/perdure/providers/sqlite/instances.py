@@ -262,7 +262,7 @@ def merge_state(tx: Transaction, keys: Sequence[int]) -> None:
 
 
 def exists(tx: Transaction, instance_id: str) -> bool:
-    """Return whether there is an instance, or its start is queued."""
+    """Return True if there is an instance, or its start is queued."""
     return bool(find_existence(tx, instance_id).is_taken)
 
 
@@ -291,7 +291,7 @@ def find_ended(tx: Transaction, instance_ids: Sequence[str]) -> set[str]:
 
 
 def has_ended(tx: Transaction, instance_id: str) -> bool:
-    """Return whether an instance has begun and ended for good."""
+    """Return True if an instance has begun and ended for good."""
     return bool(find_ended(tx, (instance_id,)))
 
 

@@ -362,7 +362,7 @@ def _add_identity(where: _Conditions, query: InstanceQuery, name: str, version: 
 
 
 def _sorts_prefix(snapshot: Snapshot, prefix: str) -> bool:
-    """Return whether few enough ids have the prefix to find them by it and to sort them."""
+    """Return True if few enough ids have the prefix to find them by it and to sort them."""
     limit = _PREFIX_MATCHES_TO_SORT + 1
     bounds = (prefix, _after_prefix(prefix), limit)
     return bool(snapshot.row(_COUNT_WITH_PREFIX, bounds)[0] < limit)

@@ -83,7 +83,7 @@ class NoPeers:
 
     @property
     def is_listening(self) -> bool:
-        """Return whether other processes can wake this one."""
+        """Return True if other processes can wake this one."""
         return False
 
     def listen(
@@ -105,7 +105,7 @@ class NoPeers:
         return False
 
     def has_any(self, now: float) -> bool:
-        """Return whether there is another process; ``now`` is the time by ``System.monotonic``."""
+        """Return True if there is another process; ``now`` is the time by ``System.monotonic``."""
         return False
 
     def tell(self, *, turns: bool, work: bool, instance_ids: Iterable[str]) -> None:
@@ -208,7 +208,7 @@ class Peers(NoPeers):
         own, self._own = self._own, None
         if own is not None:
             own.disown()
-        self._lock = threading.Lock()  # a thread of the parent may hold the one of before
+        self._lock = threading.Lock()  # a thread of the parent may hold the old one
         self._forget_all()
 
     def _forget_all(self) -> None:
@@ -451,7 +451,7 @@ class _Peer:
             self._pipe = _open_own(directory / f"{name}{_PIPE}", os.O_WRONLY, stat.S_ISFIFO)
 
     def is_dead(self) -> bool:
-        """Return whether no process holds the lock of the board, which is still in its place.
+        """Return True if no process holds the lock of the board, which is still in its place.
 
         A handle that is closed removes its board first: its locks last until they end.
         """
@@ -564,7 +564,7 @@ def _make_directory(directory: Path) -> None:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Return whether a draft or a pipe without a board is left from a process that has died.
+    """Return True if a draft or a pipe without a board is left from a process that has died.
 
     Errors: OSError, also if it cannot be told.
     """
@@ -597,5 +597,5 @@ def _open_own(
 
 
 def _is_private(found: os.stat_result, owner: int | None = None) -> bool:
-    """Return whether a file belongs to that user, or else to this one, and to no other."""
+    """Return True if a file belongs to that user, or else to this one, and to no other."""
     return not found.st_mode & 0o077 and found.st_uid == (own_user() if owner is None else owner)

@@ -287,7 +287,7 @@ class SqliteProvider(EngineProvider):
 
 
 def _is_small(commit: TurnCommit) -> bool:
-    """Return whether the commit has few rows and little text."""
+    """Return True if the commit has few rows and little text."""
     records = commit.history_delta
     if len(records) > _SMALL_ROWS or len(commit.consumed or ()) > _SMALL_ROWS:
         return False

@@ -178,7 +178,7 @@ def note_message(
     message_id: int,
     place: Place | None,
 ) -> None:
-    """Write the readiness row of an instance after a message was added; ``place`` is of before."""
+    """Write the readiness row after a message was added. ``place`` is from before that."""
     tx.turns_changed = True
     instance_id, start = message.instance_id, message.start
     if place is None:

@@ -191,8 +191,8 @@ class Store:
         elif self._accepted:
             self._accepted.append(entry)
         else:
-            # Handed over when every task that is ready has had its say: one by one, the writer
-            # would wake at the first and fight over the interpreter with those that follow.
+            # Handed over after every ready task has run. One by one, the writer would wake at the
+            # first operation and compete for the interpreter with the tasks that follow.
             self._accepted.append(entry)
             loop.call_soon(self._hand_over)
         return future

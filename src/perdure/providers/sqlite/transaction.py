@@ -291,7 +291,7 @@ def _new_tokens(
 
 
 def is_text(token: str) -> bool:
-    """Return whether a token can be stored as text; a value that cannot is not a token."""
+    """Return True if a token can be stored as text; a value that cannot is not a token."""
     try:
         return token.isascii() or bool(token.encode())
     except UnicodeEncodeError:

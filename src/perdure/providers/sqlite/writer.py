@@ -216,7 +216,7 @@ class Writer:
 
     def _give_up(self, entries: list[Entry], delivery: Delivery, error: BaseException) -> None:
         """Fail every entry that has no outcome yet."""
-        # Told last: it takes long enough for another signal to break into it.
+        # Logged last: that takes long enough for another signal to interrupt it.
         self._reset()
         answered = {id(entry) for entry, _, _ in delivery.outcomes}
         unknown = unknown_outcome(self._database.label, error)

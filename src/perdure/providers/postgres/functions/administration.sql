@@ -1,7 +1,7 @@
 -- Control, deletion and moving. Unless documented otherwise, NULL means done and a text is the
 -- reason of a refusal.
 
--- Tells whether an instance has ended. One that continued as new has not while its next start is
+-- Returns true if an instance has ended. One that continued as new has not while its next start is
 -- queued.
 CREATE OR REPLACE FUNCTION has_ended(p_instance instances) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path FROM CURRENT
@@ -224,7 +224,7 @@ LANGUAGE sql IMMUTABLE AS $$
     )
 $$;
 
--- Tells whether the store has any row for the id, also only a message or a work item.
+-- Returns true if the store has any row for the id, also only a message or a work item.
 CREATE OR REPLACE FUNCTION has_anything(p_id text) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 BEGIN

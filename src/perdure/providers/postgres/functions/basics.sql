@@ -311,7 +311,7 @@ LANGUAGE sql STABLE AS $$
     END
 $$;
 
--- Tells whether the row of an instance in instance_locks is in the index instance_locks_awake, if a
+-- Returns true if the row of an instance in instance_locks is in the index instance_locks_awake, if a
 -- message waits: it has no lock, no delay and no pause.
 CREATE OR REPLACE FUNCTION is_awake(l instance_locks) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
@@ -450,7 +450,7 @@ BEGIN
     RETURN v_ready_at;
 END $$;
 
--- Tells whether a message is mail, which more important messages overtake and which may be held.
+-- Returns true if a message is mail, which more important messages overtake and which may be held.
 CREATE OR REPLACE FUNCTION is_mail(kind text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT kind IN ('ExternalRaised', 'QueueMessage')
@@ -591,7 +591,7 @@ BEGIN
     RETURN v_free_at;
 END $$;
 
--- As add_work, for one item, as most turns add it: a commit of such a turn costs a tenth less.
+-- Does the same as add_work for one item, which most turns add: a commit of such a turn costs a tenth less.
 CREATE OR REPLACE FUNCTION add_single_work(p_item jsonb, p_now bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

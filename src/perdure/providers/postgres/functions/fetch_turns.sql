@@ -25,7 +25,7 @@ BEGIN
     );
 END $$;
 
--- Tells whether the version that an execution is pinned to is in one of the ranges.
+-- Returns true if the version that an execution is pinned to is in one of the ranges.
 CREATE OR REPLACE FUNCTION fits_versions(p_pinned bigint[], p_ranges jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT EXISTS (
@@ -34,7 +34,7 @@ LANGUAGE sql IMMUTABLE AS $$
     )
 $$;
 
--- Tells whether the first visible start gives an instance one of the routes. Without such a start the
+-- Returns true if the first visible start gives an instance one of the routes. Without such a start the
 -- instance has the name 'unknown'.
 CREATE OR REPLACE FUNCTION start_has_route(p_id text, p_routes text[], p_now bigint)
 RETURNS boolean
@@ -48,7 +48,7 @@ LANGUAGE sql STABLE AS $$
     ), route_of('unknown', NULL)) = ANY (p_routes)
 $$;
 
--- Tells whether an instance has begun or its first start is visible, and has one of the routes and one of
+-- Returns true if an instance has begun or its first start is visible, and has one of the routes and one of
 -- the versions (NULL: any). The planner puts the expression in place of the call.
 CREATE OR REPLACE FUNCTION is_wanted(
     l instance_locks, p_routes text[], p_ranges jsonb, p_now bigint
@@ -162,7 +162,7 @@ DECLARE
         FOR UPDATE SKIP LOCKED
     );
 BEGIN
-    WITH buried AS (
+    WITH removed AS (
         DELETE FROM orchestrator_queue q
         WHERE q.instance_id = ANY (v_ids)
             AND q.enqueued_at <= p_now - p_grace_ms AND q.visible_at <= p_now
@@ -177,7 +177,7 @@ BEGIN
                 jsonb_build_object('execution_id', b.timer_execution_id, 'timer_id', b.timer_id)
             END
         ))
-    FROM buried b
+    FROM removed b
     ORDER BY greatest(b.visible_at, b.enqueued_at + p_grace_ms), b.message_id;
     PERFORM update_readiness(v_ids);
     PERFORM delete_idle_locks(v_ids);
@@ -271,7 +271,7 @@ END $$;
 
 -- Locks instances and marks a batch of their messages: instance p_ids[i] for delivery p_deliveries[i].
 -- Returns the ids of the messages of each instance, as texts.
--- Stores of before have this function with another type of its answer, which cannot be replaced.
+-- Stores of earlier versions have this function with another type of its answer, which cannot be replaced.
 DROP FUNCTION IF EXISTS deliver_turns(text[], text[], boolean[], bigint, text, bigint);
 CREATE OR REPLACE FUNCTION deliver_turns(
     p_ids text[], p_deliveries text[], p_continues boolean[], p_lock_ms bigint, p_owner text,

@@ -51,7 +51,7 @@ BEGIN
     );
 END $$;
 
--- Tells whether a worker takes items of a route, by name and suffix; NULL: any.
+-- Returns true if a worker takes items of a route, by name and suffix; NULL: any.
 CREATE OR REPLACE FUNCTION fits_route(p_route text, p_names text[], p_suffixes text[])
 RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
@@ -63,7 +63,7 @@ LANGUAGE sql IMMUTABLE AS $$
         )
 $$;
 
--- Tells whether an item is neither locked nor delayed. The planner puts the expression in place of the
+-- Returns true if an item is neither locked nor delayed. The planner puts the expression in place of the
 -- call.
 CREATE OR REPLACE FUNCTION is_free(w worker_queue, p_now bigint) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
