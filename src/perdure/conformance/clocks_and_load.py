@@ -287,7 +287,7 @@ class TestClocksThatGoBack:
         await store.advance(600_000)
         await _hold(store, "x")
         await store.advance(-3_600_000)
-        await other.enqueue_for_orchestrator(raised("y"))
+        assert await fetch(store, provider=other) is None
 
         await store.advance(LOCK_MS)
 

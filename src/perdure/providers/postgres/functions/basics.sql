@@ -43,6 +43,7 @@ BEGIN
     UPDATE worker_queue w SET
         visible_at = p_now, wake_at = CASE WHEN w.lock_token IS NOT NULL THEN w.wake_at END
     WHERE w.visible_at > p_now AND w.visible_at <= w.enqueued_at;
+    UPDATE worker_queue w SET enqueued_at = p_now WHERE w.enqueued_at > p_now;
     UPDATE instance_locks l SET
         locked_until = greatest(p_now, l.locked_until + p_now - p_last),
         wake_at = CASE WHEN l.wake_at IS NOT NULL THEN
@@ -69,19 +70,26 @@ BEGIN
         END
     WHERE l.not_before > p_now;
     -- Before the messages that were sent since: by the earliest time of one that came after it.
-    WITH hidden AS (
+    WITH later AS (
         SELECT q.instance_id, min(q.message_id) AS first_id
         FROM orchestrator_queue q
-        WHERE q.visible_at > p_now AND q.visible_at <= q.enqueued_at
+        WHERE q.enqueued_at > p_now
         GROUP BY q.instance_id
-    ), freed AS (
-        UPDATE orchestrator_queue q SET visible_at = least(p_now, (
+    ), arrivals AS (
+        SELECT r.instance_id, least(p_now, (
             SELECT min(o.visible_at) FROM orchestrator_queue o
-            WHERE o.instance_id = h.instance_id AND o.message_id > h.first_id
-        ))
-        FROM hidden h
-        WHERE q.instance_id = h.instance_id
-            AND q.visible_at > p_now AND q.visible_at <= q.enqueued_at
+            WHERE o.instance_id = r.instance_id AND o.message_id > r.first_id
+        )) AS arrived_at
+        FROM later r
+    ), freed AS (
+        UPDATE orchestrator_queue q SET
+            enqueued_at = a.arrived_at,
+            visible_at = CASE
+                WHEN q.visible_at <= q.enqueued_at THEN least(q.visible_at, a.arrived_at)
+                ELSE q.visible_at
+            END
+        FROM arrivals a
+        WHERE q.instance_id = a.instance_id AND q.enqueued_at > p_now
         RETURNING q.instance_id
     )
     SELECT array_agg(DISTINCT f.instance_id) INTO v_ids FROM freed f;
