@@ -228,6 +228,10 @@ class Codec:
             raise PayloadError(f"{where}: {error}; got {_shortened(data)}") from error.__cause__
         except RecursionError as error:
             raise PayloadError(f"{where} is nested too deeply: {_shortened(data)}") from error
+        except MemoryError:  # no fault of the value
+            raise
+        except Exception as error:  # of the author's code, or of a member that no set can hold
+            raise PayloadError(f"{where}: {shown(error)}; got {_shortened(data)}") from error
 
     def check_type(self, type: Any, *, where: str) -> None:  # noqa: A002
         """Raise PayloadError for a type that no value can be read back as."""
@@ -245,8 +249,8 @@ class Codec:
         unhashable = _unhashable_members(parts)
         if unhashable:
             raise PayloadError(
-                f"{where}: a set cannot hold members of type {unhashable[0]}, because they can "
-                "change; use a list, or tuples as members"
+                f"{where}: a set cannot hold members of type {unhashable[0]}, nor a dict such "
+                "keys, because they can change; use a list, or tuples of texts and numbers"
             )
 
     def _make_decoder(self, type_: Any, where: str) -> msgspec.json.Decoder[Any]:
@@ -495,16 +499,33 @@ def _shortened(data: bytes) -> str:
 
 
 def _unhashable_members(parts: Iterable[Any]) -> list[str]:
-    """Return the kinds of members of sets that no set can hold, such as ``list``."""
-    sets = (msgspec.inspect.SetType, msgspec.inspect.FrozenSetType)
-    kinds = [type(part.item_type) for part in parts if isinstance(part, sets)]
-    return [_UNHASHABLE[kind] for kind in kinds if kind in _UNHASHABLE]
+    """Return the kinds of members of sets and of keys of dicts that can change, as ``list``."""
+    found: list[str] = []
+    for part in parts:
+        waiting = [getattr(part, name) for name in _HASHED.get(type(part), ())]
+        while waiting:
+            member = waiting.pop()
+            if type(member) in _UNHASHABLE:
+                found.append(_UNHASHABLE[type(member)])
+            elif isinstance(member, msgspec.inspect.TupleType):
+                waiting.extend(member.item_types)
+            elif isinstance(member, msgspec.inspect.VarTupleType):
+                waiting.append(member.item_type)
+    return found
 
+
+_HASHED: Final[dict[type, tuple[str, ...]]] = {
+    msgspec.inspect.SetType: ("item_type",),
+    msgspec.inspect.FrozenSetType: ("item_type",),
+    msgspec.inspect.DictType: ("key_type",),
+}
+"""The parts of a collection that must have a hash."""
 
 _UNHASHABLE: Final[dict[type, str]] = {
     msgspec.inspect.ListType: "list",
     msgspec.inspect.DictType: "dict",
     msgspec.inspect.SetType: "set",
+    msgspec.inspect.ByteArrayType: "bytearray",
 }
 
 

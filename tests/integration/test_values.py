@@ -225,6 +225,34 @@ async def test_a_value_of_another_type_is_an_error_at_the_await_and_compensation
     assert told.startswith("gave back the money: event 'approve': Expected `int`, got `str`")
 
 
+@dataclasses.dataclass
+class Booking:
+    room: str
+
+    def __post_init__(self) -> None:
+        if self.room not in {"blue", "red"}:
+            raise LookupError(f"there is no room {self.room}")
+
+
+@orchestration
+async def booked() -> str:
+    try:
+        return (await wait_for_event("room", Booking)).room
+    except PayloadError as error:
+        return f"{await give_back('the money')}: {error}"
+
+
+async def test_an_event_that_the_class_of_the_author_refuses_is_an_error_at_the_await():
+    async with Environment([booked, give_back], always_replay=True) as env:
+        handle = await env.start(booked)
+        await handle.raise_event("room", {"room": "green"})
+        told = await handle.result()
+
+    assert told.startswith(
+        "gave back the money: event 'room': LookupError('there is no room green')"
+    )
+
+
 async def test_a_message_behind_another_one_is_not_judged_by_the_wait_of_the_first():
     @orchestration
     async def two() -> str:

@@ -1,5 +1,6 @@
 """Values that the payload codec takes, gives back and refuses."""
 
+import builtins
 import dataclasses
 import datetime
 import decimal
@@ -399,16 +400,69 @@ def test_a_path_for_text_and_a_number_for_a_path_are_refused():
 
 @pytest.mark.parametrize(
     "type_",
-    [set[list[str]], frozenset[dict[str, int]], dict[str, set[set[int]]], set[list[int]] | None],
+    [
+        set[list[str]],
+        frozenset[dict[str, int]],
+        dict[str, set[set[int]]],
+        set[list[int]] | None,
+        set[bytearray],
+        set[tuple[str, list[str]]],
+        set[tuple[tuple[list[str], ...], ...]],
+        dict[list[int], int],
+        list[dict[tuple[list[int], ...], int]],
+    ],
 )
 def test_a_set_of_members_that_can_change_is_refused_where_it_is_declared(type_):
     with pytest.raises(PayloadError, match="a set cannot hold members of type"):
         JSON.check_type(type_, where="argument 'x'")
 
 
-@pytest.mark.parametrize("type_", [set[str], set[tuple[int, ...]], frozenset[int], list[set[int]]])
+@pytest.mark.parametrize(
+    "type_",
+    [set[str], set[tuple[int, ...]], frozenset[int], list[set[int]], dict[tuple[int, str], int]],
+)
 def test_a_set_of_members_that_cannot_change_is_taken(type_):
     JSON.check_type(type_, where="argument 'x'")
+
+
+@dataclasses.dataclass
+class Raising:
+    error: str
+
+    def __post_init__(self) -> None:
+        raise getattr(builtins, self.error)("of the author's code")
+
+
+@dataclasses.dataclass(frozen=True)
+class RaisingHash:
+    def __hash__(self) -> int:
+        raise RuntimeError("of the author's code")
+
+
+ERRORS = ["ArithmeticError", "KeyError", "OSError", "RuntimeError", "TypeError", "ValueError"]
+
+
+@pytest.mark.parametrize(
+    ("data", "type_", "cause"),
+    [
+        *((f'{{"error":"{each}"}}', Raising, getattr(builtins, each)) for each in ERRORS),
+        ("[{}]", set[RaisingHash], RuntimeError),
+        ("[[1]]", set, TypeError),
+        ('[{"a":1}]', set[Any], TypeError),
+        ("[[1]]", set[int | list[int]], TypeError),
+        ("[[[1]]]", frozenset[tuple[Any, ...]], TypeError),
+    ],
+)
+def test_a_value_that_cannot_be_made_is_a_payload_error_with_its_cause(data, type_, cause):
+    with pytest.raises(PayloadError, match=r"^it: .*; got ") as caught:
+        JSON.decode(msgspec.Raw(data.encode()), type_, where="it")
+
+    assert isinstance(caught.value.__cause__, cause)
+
+
+def test_a_lack_of_memory_is_no_fault_of_the_value():
+    with pytest.raises(MemoryError):
+        JSON.decode(msgspec.Raw(b'{"error":"MemoryError"}'), Raising)
 
 
 @pytest.mark.parametrize("shape", ["{}", "[{}]", "{{'a': ({},)}}", "Holder({})"])
