@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.authoring import activity, orchestration
+from perdure import activity, orchestration
 from perdure.codec import JSON
 from perdure.engine.execution import Execution
 from perdure.model import events, wire, work

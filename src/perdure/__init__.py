@@ -12,45 +12,49 @@ from typing import TYPE_CHECKING
 from perdure.version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
-    from perdure.authoring import (
-        RESOURCE,
-        Activity,
-        Handler,
-        Instance,
-        Orchestration,
-        Promise,
-        Request,
-        Requests,
-        Retry,
+    from perdure.authoring.api import (
         Saga,
-        Step,
-        activity,
         activity_info,
-        cancel_instance,
         continue_as_new,
         current,
         heartbeat,
-        instance,
         is_cancelled,
         last_heartbeat,
         next_message,
-        orchestration,
         patched,
-        promise,
-        raise_event_to,
-        requests,
         saga,
-        send_message_to,
         set_custom_status,
         side_effect,
         start_detached,
         transaction,
         wait_for_event,
     )
-    from perdure.authoring import now as now
-    from perdure.authoring import random as random
-    from perdure.authoring import state as state
-    from perdure.authoring import uuid4 as uuid4
+    from perdure.authoring.api import now as now
+    from perdure.authoring.api import random as random
+    from perdure.authoring.api import state as state
+    from perdure.authoring.api import uuid4 as uuid4
+    from perdure.authoring.communication import (
+        Instance,
+        Promise,
+        Request,
+        Requests,
+        cancel_instance,
+        instance,
+        promise,
+        raise_event_to,
+        requests,
+        send_message_to,
+    )
+    from perdure.authoring.context import Step
+    from perdure.authoring.definitions import (
+        Activity,
+        Handler,
+        Orchestration,
+        activity,
+        orchestration,
+    )
+    from perdure.authoring.policies import Retry
+    from perdure.authoring.signature import RESOURCE
     from perdure.client.blocking import (
         BlockingClient,
         BlockingHandle,
@@ -89,11 +93,20 @@ if TYPE_CHECKING:
     from perdure.runtime.worker import RuntimeOptions
     from perdure.schedules.spec import Schedule
 
-# The modules of the names that are not in perdure.authoring. Modules are loaded on first use, so
-# that importing the package is quick and loads no backend that is not used.
+# The module of each name. Modules are loaded on first use, so that importing the package is quick
+# and loads no backend that is not used.
 _HOMES = {
     name: f"perdure.{home}"
     for home, names in {
+        "authoring.api": "Saga activity_info continue_as_new current heartbeat is_cancelled "
+        "last_heartbeat next_message now patched random saga set_custom_status side_effect "
+        "start_detached state transaction uuid4 wait_for_event",
+        "authoring.communication": "Instance Promise Request Requests cancel_instance instance "
+        "promise raise_event_to requests send_message_to",
+        "authoring.context": "Step",
+        "authoring.definitions": "Activity Handler Orchestration activity orchestration",
+        "authoring.policies": "Retry",
+        "authoring.signature": "RESOURCE",
         "client.blocking": "BlockingClient BlockingHandle blocking_activity_client",
         "client.client": "Client activity_client",
         "client.instance": "Handle InstanceStatus",
@@ -192,16 +205,12 @@ __all__ = [
 ]
 
 
-_UNLISTED = ("now", "random", "state", "uuid4")
-
-
 def __getattr__(name: str) -> object:
-    if name not in _HOMES and name not in __all__ and name not in _UNLISTED:
+    if name not in _HOMES:
         raise AttributeError(f"module 'perdure' has no attribute {name!r}")
-    home = import_module(_HOMES.get(name, "perdure.authoring"))
-    value = globals()[name] = getattr(home, name)
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_UNLISTED])
+    return sorted({*_HOMES, "__version__"} - {"PostgresProvider"})

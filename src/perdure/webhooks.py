@@ -28,7 +28,7 @@ from perdure.logs import get_logger
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
-    from perdure.authoring import Orchestration
+    from perdure.authoring.definitions import Orchestration
     from perdure.client.client import Client
 
     Scope = MutableMapping[str, Any]

@@ -3,8 +3,15 @@
 import asyncio
 from fractions import Fraction
 
-from perdure import RESOURCE, BlockingClient, Client, CodecType
-from perdure.authoring import activity, orchestration, wait_for_event
+from perdure import (
+    RESOURCE,
+    BlockingClient,
+    Client,
+    CodecType,
+    activity,
+    orchestration,
+    wait_for_event,
+)
 
 
 @activity

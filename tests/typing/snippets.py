@@ -8,6 +8,7 @@ from typing import assert_type
 
 from perdure import (
     RESOURCE,
+    Activity,
     BlockingClient,
     BlockingHandle,
     Client,
@@ -15,13 +16,10 @@ from perdure import (
     CodecType,
     Handle,
     Handler,
-    Runtime,
-)
-from perdure.authoring import (
-    Activity,
     Orchestration,
     Request,
     Retry,
+    Runtime,
     Saga,
     Step,
     activity,

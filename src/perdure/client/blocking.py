@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from perdure.arguments import Duration
-    from perdure.authoring import Activity, Orchestration
+    from perdure.authoring.definitions import Activity, Orchestration
     from perdure.client.instance import Handle, InstanceStatus
     from perdure.client.starting import StartOptions
 

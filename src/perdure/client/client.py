@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from perdure.arguments import Duration
-    from perdure.authoring import Activity, Orchestration
+    from perdure.authoring.definitions import Activity, Orchestration
     from perdure.client.answers import PromiseInfo
     from perdure.client.endings import Ending, Finished, LocalInstances
     from perdure.client.schedules import Schedules

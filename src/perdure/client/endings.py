@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
     from contextvars import Context
 
-    from perdure.authoring import Orchestration
+    from perdure.authoring.definitions import Orchestration
     from perdure.clock import Clock
     from perdure.model import work
     from perdure.providers.contract import Provider

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from perdure.arguments import Duration
-    from perdure.authoring import Orchestration
+    from perdure.authoring.definitions import Orchestration
     from perdure.client.client import Client
     from perdure.codec import Codec
     from perdure.model import events

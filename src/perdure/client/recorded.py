@@ -39,7 +39,7 @@ from perdure.providers.sealing import Sealing
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
 
-    from perdure.authoring import Orchestration
+    from perdure.authoring.definitions import Orchestration
     from perdure.client.client import Client
     from perdure.codec import Codec
     from perdure.engine.execution import Execution

@@ -29,7 +29,7 @@ from perdure.schedules.spec import SCHEDULE, Command, Run, Schedule, ScheduleSta
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perdure.authoring import Orchestration
+    from perdure.authoring.definitions import Orchestration
     from perdure.client.client import Client
     from perdure.client.instance import Handle
     from perdure.providers.records import InstanceInfo

@@ -23,7 +23,7 @@ from typing import (
 import msgspec
 
 from perdure.arguments import check_moment, check_string, to_seconds, whole_milliseconds
-from perdure.authoring import Activity, Orchestration
+from perdure.authoring.definitions import Activity, Orchestration
 from perdure.client.admin import read_by_ids
 from perdure.client.endings import check_loop
 from perdure.engine.decisions import is_same_payload

@@ -35,7 +35,7 @@ from perdure.runtime.worker import Backoff
 if TYPE_CHECKING:  # these structs are never encoded, so their fields need no types at run time
     from collections.abc import Awaitable, Callable, Coroutine, Generator
 
-    from perdure.authoring import Activity
+    from perdure.authoring.definitions import Activity
     from perdure.model.failures import Failure
     from perdure.providers.records import OrchestratorMessage
     from perdure.runtime.worker import Worker

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from perdure.authoring import Activity
+    from perdure.authoring.definitions import Activity
     from perdure.runtime.executors import Source
 
 _PR_SET_PDEATHSIG = 1

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from perdure.authoring import Activity
 from perdure.authoring.context import ActivityInfo
+from perdure.authoring.definitions import Activity
 from perdure.codec import JSON
 from perdure.errors import PayloadError, PerdureError, UsageError
 from perdure.model.events import NULL

@@ -23,7 +23,8 @@ from perdure.providers.records import EnqueueCondition
 from perdure.runtime.attempts import LookAgain
 
 if TYPE_CHECKING:
-    from perdure.authoring import Activity, ActivityInfo
+    from perdure.authoring.context import ActivityInfo
+    from perdure.authoring.definitions import Activity
     from perdure.providers.contract import Provider
     from perdure.runtime.worker import RuntimeOptions
 

@@ -14,26 +14,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from perdure.authoring import (
-    cancel_instance,
+from perdure.authoring.api import (
     continue_as_new,
     current,
-    instance,
     next_message,
     now,
-    orchestration,
-    send_message_to,
     set_custom_status,
     side_effect,
 )
+from perdure.authoring.communication import cancel_instance, instance, send_message_to
 from perdure.authoring.context import require_recorder
+from perdure.authoring.definitions import orchestration
 from perdure.errors import NotFound, OrchestrationCancelled, RemoteFailure
 from perdure.model.status import Status
 from perdure.schedules.slots import latest_slots, next_slot, slot_name
 from perdure.schedules.spec import SCHEDULE, Command, Run, ScheduleState, Spec, Wanted
 
 if TYPE_CHECKING:
-    from perdure.authoring import Orchestration
+    from perdure.authoring.definitions import Orchestration
 
 ROUNDS_MAX: Final = 25
 """Rounds of one execution: its history is short, so that a replay takes milliseconds."""

@@ -19,7 +19,7 @@ from perdure.testing.environment import Environment
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from perdure.authoring import Activity, Orchestration
+    from perdure.authoring.definitions import Activity, Orchestration
 
     Around: TypeAlias = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 

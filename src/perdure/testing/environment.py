@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from perdure.arguments import Duration, to_seconds
-from perdure.authoring import Activity
-from perdure.authoring.definitions import Registry, definitions_in
+from perdure.authoring.definitions import Activity, Registry, definitions_in
 from perdure.authoring.lint import check_lines
 from perdure.clock import ManualClock
 from perdure.codec import JSON

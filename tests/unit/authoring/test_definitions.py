@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from perdure.authoring import Retry, activity, orchestration
+from perdure import Retry, activity, orchestration
 from perdure.authoring.definitions import parse_version
 from perdure.codec import JSON
 from perdure.errors import InvalidValue, NotInOrchestration, PayloadError, UsageError
@@ -299,7 +299,7 @@ def test_an_async_activity_takes_no_executor():
 # --- fingerprints
 
 SOURCE = """
-from perdure.authoring import activity, orchestration
+from perdure import activity, orchestration
 
 FEE = {fee}
 SIZES = ("a", "b")

@@ -20,7 +20,7 @@ import pydantic
 import helper
 import tools.deep
 from helper import Service, shared
-from perdure.authoring import activity, orchestration
+from perdure import activity, orchestration
 
 LOCK = threading.Lock()
 CACHE = {}

@@ -5,7 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.authoring import ActivityOptions, Retry
+from perdure import Retry
+from perdure.authoring.policies import ActivityOptions
 from perdure.errors import InvalidValue
 
 

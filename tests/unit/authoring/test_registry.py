@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Never, NoReturn, Self
 import pydantic
 import pytest
 
-from perdure.authoring import Registry, activity, orchestration
+from perdure import activity, orchestration
+from perdure.authoring.definitions import Registry
 from perdure.errors import InvalidValue, NotRegistered, UsageError
 
 

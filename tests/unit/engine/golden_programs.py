@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine_driver import Driver
 
-from perdure.authoring import (
+from perdure import (
     activity,
     continue_as_new,
     next_message,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine_driver import OPENING, Driver
 
-from perdure.authoring import (
+from perdure import (
     activity,
     continue_as_new,
     current,

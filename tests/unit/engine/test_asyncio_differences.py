@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 from engine_driver import Driver
 
-from perdure.authoring import activity, orchestration
+from perdure import activity, orchestration
 from perdure.model import events
 
 

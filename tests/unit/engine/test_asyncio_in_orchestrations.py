@@ -6,7 +6,7 @@ import contextvars
 import pytest
 from engine_driver import Driver
 
-from perdure.authoring import activity, next_message, orchestration, wait_for_event
+from perdure import activity, next_message, orchestration, wait_for_event
 from perdure.engine.tasks import DurableGathering, ReadTrackingGathering
 
 

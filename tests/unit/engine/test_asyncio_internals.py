@@ -8,7 +8,7 @@ import asyncio
 import pytest
 from engine_driver import Driver
 
-from perdure.authoring import activity, orchestration
+from perdure import activity, orchestration
 from perdure.engine import loop, tasks
 
 

@@ -6,8 +6,7 @@ import contextlib
 import msgspec
 from engine_driver import Driver
 
-from perdure import limits
-from perdure.authoring import activity, continue_as_new, orchestration, wait_for_event
+from perdure import activity, continue_as_new, limits, orchestration, wait_for_event
 from perdure.model import events
 
 

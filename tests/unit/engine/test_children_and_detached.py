@@ -7,14 +7,7 @@ import msgspec
 import pytest
 from engine_driver import Driver
 
-from perdure import limits
-from perdure.authoring import (
-    activity,
-    continue_as_new,
-    current,
-    orchestration,
-    start_detached,
-)
+from perdure import activity, continue_as_new, current, limits, orchestration, start_detached
 from perdure.errors import (
     InvalidValue,
     OrchestrationCancelled,

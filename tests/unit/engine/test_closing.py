@@ -12,7 +12,7 @@ import weakref
 import pytest
 from engine_driver import Driver, drivers
 
-from perdure.authoring import activity, current, orchestration, set_custom_status, state
+from perdure import activity, current, orchestration, set_custom_status, state
 
 
 @activity
@@ -390,7 +390,7 @@ def test_a_turn_leaves_the_garbage_collector_as_it_was(is_collecting, fails):
 
 STUBBORN = """
 from engine_driver import Driver
-from perdure.authoring import activity, orchestration
+from perdure import activity, orchestration
 
 @activity
 def step() -> None: ...

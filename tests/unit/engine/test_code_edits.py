@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from engine_driver import Driver
 
-from perdure.authoring import (
+from perdure import (
     activity,
     continue_as_new,
     next_message,

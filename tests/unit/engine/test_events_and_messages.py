@@ -8,14 +8,7 @@ import msgspec
 import pytest
 from engine_driver import Driver, raw
 
-from perdure.authoring import (
-    activity,
-    continue_as_new,
-    next_message,
-    orchestration,
-    state,
-    wait_for_event,
-)
+from perdure import activity, continue_as_new, next_message, orchestration, state, wait_for_event
 from perdure.errors import ActivityFailed, PayloadError
 from perdure.limits import UNREAD_BYTES_MAX, UNREAD_MESSAGES_MAX
 from perdure.model import work as items

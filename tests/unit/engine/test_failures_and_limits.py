@@ -7,10 +7,10 @@ import sys
 import pytest
 from engine_driver import Driver, raw
 
-from perdure import limits
-from perdure.authoring import (
+from perdure import (
     activity,
     continue_as_new,
+    limits,
     next_message,
     orchestration,
     patched,

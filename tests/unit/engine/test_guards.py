@@ -20,7 +20,7 @@ import anyio
 import pytest
 from engine_driver import Driver
 
-from perdure.authoring import activity, current, orchestration
+from perdure import activity, current, orchestration
 from perdure.errors import ForbiddenInOrchestration
 from perdure.model import events
 

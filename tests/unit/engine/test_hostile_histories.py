@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from engine_driver import START_MS, Driver, plain, raw, started
 
-from perdure.authoring import activity, orchestration, wait_for_event
+from perdure import activity, orchestration, wait_for_event
 from perdure.codec import JSON
 from perdure.engine.execution import Execution, run_turn
 from perdure.errors import CorruptData, InternalError, Nondeterminism, PayloadError

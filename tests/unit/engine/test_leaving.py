@@ -7,13 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable
 import pytest
 from engine_driver import WAITS, Driver
 
-from perdure.authoring import (
-    activity,
-    continue_as_new,
-    current,
-    orchestration,
-    wait_for_event,
-)
+from perdure import activity, continue_as_new, current, orchestration, wait_for_event
 from perdure.engine.loop import DurableLoop
 from perdure.engine.tasks import DurableTask
 from perdure.model.events import OrchestrationFailed, TimerCreated

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_programs import LEAVES, drive, execute, program, random_tree
 
-from perdure.authoring import orchestration
+from perdure import orchestration
 from perdure.errors import Nondeterminism
 from perdure.model import events
 

@@ -7,11 +7,11 @@ import logging
 import pytest
 from engine_driver import START_MS, Driver
 
-from perdure import limits
-from perdure.authoring import (
+from perdure import (
     activity,
     continue_as_new,
     current,
+    limits,
     now,
     orchestration,
     patched,

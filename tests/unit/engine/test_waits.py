@@ -4,7 +4,7 @@ import asyncio
 
 from engine_driver import START_MS, Driver
 
-from perdure.authoring import activity, next_message, orchestration, wait_for_event
+from perdure import activity, next_message, orchestration, wait_for_event
 
 
 @activity
