@@ -34,12 +34,11 @@ import msgspec.inspect
 from perdure.arguments import check_methods, check_number, check_string
 from perdure.errors import CannotUnwrap, PayloadError, shown
 from perdure.limits import JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
-from perdure.own_types import OwnTypes, is_equal
+from perdure.own_types import CodecType, OwnTypes, is_equal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from perdure.own_types import CodecType
 
 _SEALED: Final = b'{"$perdure":'
 """The first bytes of a sealed payload. ``data >= _SEALED`` is a quick first test for them."""

@@ -21,7 +21,7 @@ from perdure.authoring.api import current, wait_for_event
 from perdure.authoring.context import require_recorder
 from perdure.authoring.definitions import Activity, orchestration
 from perdure.authoring.signature import HandlerSignature
-from perdure.codec import require_open
+from perdure.codec import Codec, require_open
 from perdure.errors import (
     InstanceFinished,
     InvalidValue,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from types import UnionType
     from typing import Self
 
-    from perdure.codec import Codec
 
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")

@@ -26,11 +26,11 @@ from typing import (
 )
 
 from perdure import limits
-from perdure.authoring.context import find_recorder
+from perdure.authoring.context import Step, find_recorder
 from perdure.authoring.fingerprint import fingerprint
 from perdure.authoring.policies import ActivityOptions, Executor, Keep, Retry, parse_keep
 from perdure.authoring.signature import HandlerSignature
-from perdure.codec import JSON
+from perdure.codec import JSON, Codec
 from perdure.errors import (
     InvalidValue,
     NotInOrchestration,
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from perdure.arguments import Duration
-    from perdure.authoring.context import Step
-    from perdure.codec import Codec
     from perdure.model.status import Status
 
 P = ParamSpec("P")

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from perdure.authoring import api
 from perdure.authoring.communication import instance
-from perdure.authoring.definitions import Activity, Orchestration
+from perdure.authoring.definitions import Activity, Orchestration, Registry
 from perdure.errors import ForbiddenInOrchestration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from perdure.authoring.definitions import Registry
 
 _CLOCKS: Final[tuple[Callable[..., Any], ...]] = (
     time.time,

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Never, NoReturn, get_or
 
 import msgspec
 
-from perdure.codec import EXACT, Compared, difference, is_exact
+from perdure.codec import EXACT, Codec, Compared, difference, is_exact
 from perdure.errors import PayloadError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from perdure.codec import Codec
 
 _Parameter = inspect.Parameter
 # A function that never returns has no result that must fit.

@@ -20,7 +20,7 @@ from perdure.cli.render import (
 )
 from perdure.cli.session import suggest_commands
 from perdure.client.formats import counted, shown_age, shown_duration, shown_time
-from perdure.client.insights import QUEUE_LIMIT, next_commands
+from perdure.client.insights import QUEUE_LIMIT, Attempt, Insight, InstanceDetails, next_commands
 from perdure.client.instance import block_of, failure_of
 from perdure.client.steps import BranchView, State, StepView, branches_of, payload_text, shortened
 from perdure.codec import shown_text
@@ -32,7 +32,6 @@ from perdure.model.status import Status
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from perdure.client.insights import Attempt, Insight, InstanceDetails
     from perdure.providers.records import InstanceInfo, QueueDepth
 
 

@@ -12,17 +12,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from perdure.authoring.communication import ask_instance, promise_instance
-from perdure.authoring.definitions import Activity, Orchestration, Registry
+from perdure.authoring.definitions import Activity, Handler, Orchestration, Registry
 from perdure.codec import JSON, Codec
 from perdure.errors import UsageError
 from perdure.schedules.orchestration import schedule_loop
-from perdure.schedules.spec import schedules_in
+from perdure.schedules.spec import Schedule, schedules_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from perdure.authoring.definitions import Handler
-    from perdure.schedules.spec import Schedule
 
 
 def load_code(names: Sequence[str], command: str) -> tuple[Registry, Codec]:

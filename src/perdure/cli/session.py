@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkab
 import click
 
 from perdure.cli.render import suggest, warn
-from perdure.cli.settings import no_store, shown_store
+from perdure.cli.settings import Settings, no_store, shown_store
 from perdure.clock import SystemClock
 from perdure.errors import NotFound, UsageError
 from perdure.limits import check_id
@@ -19,7 +19,6 @@ from perdure.limits import check_id
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-    from perdure.cli.settings import Settings
     from perdure.client.client import Client
     from perdure.client.insights import Insight, InstanceDetails
     from perdure.client.retention import Retention

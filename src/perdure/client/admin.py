@@ -15,38 +15,35 @@ from perdure.arguments import (
 from perdure.client.instance import InstanceStatus, view_of
 from perdure.client.moving import export_lines, trees_of
 from perdure.client.rerun import fresh_id, rerun
-from perdure.client.retry import retry
+from perdure.client.retry import Retried, retry
 from perdure.client.terminate import operator_lock
 from perdure.errors import InstanceStillRunning
 from perdure.limits import BULK_INSTANCES_MAX, PAGE_ITEMS_MAX, check_id
 from perdure.providers.records import (
+    DeadLetter,
     DeleteResult,
+    ExecutionInfo,
+    InstanceInfo,
     InstanceQuery,
+    InstanceTree,
     KvClear,
     PruneOptions,
     PruneResult,
+    QueueDepths,
+    StoreInfo,
+    SystemMetrics,
     TurnCommit,
+    WorkerInfo,
 )
 
 if TYPE_CHECKING:
     import datetime
     from collections.abc import AsyncIterator, Sequence
 
-    from perdure.client.retry import Retried
     from perdure.clock import Clock
     from perdure.codec import Codec
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
-    from perdure.providers.records import (
-        DeadLetter,
-        ExecutionInfo,
-        InstanceInfo,
-        InstanceTree,
-        QueueDepths,
-        StoreInfo,
-        SystemMetrics,
-        WorkerInfo,
-    )
 
 
 class Administration:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.arguments import check_reason
+from perdure.arguments import Duration, check_reason
 from perdure.authoring.communication import (
     ANSWER,
     PROMISE,
@@ -28,7 +28,7 @@ from perdure.authoring.communication import (
 from perdure.client.admin import read_instances
 from perdure.client.endings import timed_out
 from perdure.client.formats import utc_time
-from perdure.client.instance import OPEN
+from perdure.client.instance import OPEN, Handle
 from perdure.errors import (
     AlreadyResolved,
     InstanceFinished,
@@ -41,16 +41,13 @@ from perdure.ids import new_id
 from perdure.model import events, wire, work
 from perdure.model.envelopes import envelope
 from perdure.model.status import Status
-from perdure.providers.records import EnqueueCondition, InstanceQuery
+from perdure.providers.records import EnqueueCondition, InstanceInfo, InstanceQuery
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from perdure.arguments import Duration
     from perdure.authoring.communication import Reply
     from perdure.client.client import Client
-    from perdure.client.instance import Handle
-    from perdure.providers.records import InstanceInfo
 
 
 async def ask(

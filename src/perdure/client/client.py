@@ -18,10 +18,10 @@ from perdure.arguments import (
     timeout_seconds,
 )
 from perdure.authoring.context import require_scope
-from perdure.authoring.definitions import parse_version
+from perdure.authoring.definitions import Activity, Orchestration, parse_version
 from perdure.client import answers, starting
 from perdure.client.admin import Administration
-from perdure.client.endings import EndWaiter
+from perdure.client.endings import Ending, EndWaiter, Finished, LocalInstances
 from perdure.client.insights import read_stats
 from perdure.client.instance import (
     Handle,
@@ -32,9 +32,9 @@ from perdure.client.instance import (
     view_of,
 )
 from perdure.client.starting import IfChanged, IfExists, Submissions, TraceCarrier
-from perdure.client.steps import read_history, read_open_steps
+from perdure.client.steps import OpenStep, read_history, read_open_steps
 from perdure.client.terminate import cancel_delayed, terminate
-from perdure.clock import SystemClock
+from perdure.clock import Clock, SystemClock
 from perdure.codec import JSON, Codec
 from perdure.errors import InstanceFinished, UsageError
 from perdure.ids import new_id
@@ -43,7 +43,7 @@ from perdure.model import events, work
 from perdure.model.envelopes import envelope
 from perdure.model.failures import Failure, ended_error
 from perdure.model.status import Status
-from perdure.providers.records import EnqueueCondition
+from perdure.providers.records import EnqueueCondition, InstanceInfo
 from perdure.providers.sealing import sealed, stored_in
 from perdure.providers.url import open_provider
 
@@ -62,15 +62,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from perdure.arguments import Duration
-    from perdure.authoring.definitions import Activity, Orchestration
     from perdure.client.answers import PromiseInfo
-    from perdure.client.endings import Ending, Finished, LocalInstances
     from perdure.client.schedules import Schedules
     from perdure.client.starting import BulkOptions, StartOptions
-    from perdure.client.steps import OpenStep
-    from perdure.clock import Clock
     from perdure.providers.contract import Provider
-    from perdure.providers.records import InstanceInfo
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")

@@ -12,7 +12,7 @@ import msgspec
 from perdure.client.admin import read_instances
 from perdure.client.moving import current_execution
 from perdure.client.recorded import state_after
-from perdure.client.steps import RUN_BY_WORKERS, steps_of
+from perdure.client.steps import RUN_BY_WORKERS, StepView, steps_of
 from perdure.codec import check_stored, is_sealed
 from perdure.errors import CorruptData, InvalidValue, NotFound, PayloadError, PerdureError
 from perdure.limits import TIME_MS_MAX
@@ -26,7 +26,6 @@ from perdure.providers.rules import merge_kv
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-    from perdure.client.steps import StepView
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
     from perdure.providers.records import ExecutionSnapshot, InstanceInfo, InstanceSnapshot

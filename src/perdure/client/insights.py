@@ -17,14 +17,13 @@ from perdure.model import events, wire, work
 from perdure.model.envelopes import unreadable_activity
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
-from perdure.providers.records import InstanceInfo, QueuedMessage, WorkerInfo
+from perdure.providers.records import InstanceInfo, QueuedMessage, QueuedWork, WorkerInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
-    from perdure.providers.records import QueuedWork
 
 Activity: TypeAlias = Literal[
     "pending", "running", "retrying", "waiting", "sleeping", "paused", "blocked", "ended"

@@ -10,7 +10,7 @@ import msgspec
 
 from perdure.client.formats import filled, utc_time
 from perdure.client.steps import OpenStep
-from perdure.codec import shown_text
+from perdure.codec import Codec, shown_text
 from perdure.errors import CannotUnwrap
 from perdure.model.failures import Block, Failure
 from perdure.model.status import Status
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from perdure.arguments import Duration
     from perdure.authoring.definitions import Orchestration
     from perdure.client.client import Client
-    from perdure.codec import Codec
     from perdure.model import events
     from perdure.providers.records import InstanceInfo, KvEntry
 

@@ -12,15 +12,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from perdure.client.formats import filled, iso_time
-from perdure.client.insights import Activity, Attempt
+from perdure.client.insights import Activity, Attempt, Insight, InstanceDetails
 from perdure.client.instance import InstanceStats, block_of, failure_of
-from perdure.client.steps import Kind, State, Unread
+from perdure.client.steps import Kind, State, StepView, Unread
 from perdure.model.failures import Block, Failure
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from perdure.client.insights import Insight, InstanceDetails
-    from perdure.client.steps import StepView
     from perdure.engine.waits import Wait
     from perdure.providers.records import DeadLetter, InstanceInfo, WorkerInfo
 

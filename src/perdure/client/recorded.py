@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from perdure.authoring.definitions import Registry
+from perdure.authoring.definitions import Orchestration, Registry
 from perdure.client.moving import current_execution
 from perdure.client.steps import started_of
 from perdure.errors import (
@@ -39,7 +39,6 @@ from perdure.providers.sealing import Sealing
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
 
-    from perdure.authoring.definitions import Orchestration
     from perdure.client.client import Client
     from perdure.codec import Codec
     from perdure.engine.execution import Execution

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from perdure.authoring.definitions import parse_version
 from perdure.client.moving import current_execution
 from perdure.client.recorded import written_by
-from perdure.client.steps import RUN_BY_WORKERS, read_history, started_of, steps_of
+from perdure.client.steps import RUN_BY_WORKERS, StepView, read_history, started_of, steps_of
 from perdure.client.terminate import operator_lock
 from perdure.codec import require_open
 from perdure.errors import AlreadyExists, InvalidValue, NotFound
@@ -32,9 +32,6 @@ from perdure.providers.records import (
 from perdure.providers.sealing import export_opened, import_sealed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from perdure.client.steps import StepView
     from perdure.clock import Clock
     from perdure.providers.contract import Provider
 

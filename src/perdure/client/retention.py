@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from perdure.client.admin import read_instances
 from perdure.client.formats import utc_time
-from perdure.providers.records import InstanceQuery, KeepRule
+from perdure.providers.records import InstanceInfo, InstanceQuery, KeepRule, WorkerInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from perdure.model.status import Status
     from perdure.providers.administration import ProviderAdmin
-    from perdure.providers.records import InstanceInfo, WorkerInfo
 
 _PAGE_ITEMS: Final = 20
 """Few at a time: an instance is listed with its output, which may be large."""

@@ -13,7 +13,7 @@ import msgspec
 from perdure.client.formats import counted
 from perdure.client.recorded import state_after
 from perdure.client.rerun import finished_steps
-from perdure.client.steps import RUN_BY_WORKERS, started_of, steps_of
+from perdure.client.steps import RUN_BY_WORKERS, StepView, started_of, steps_of
 from perdure.client.terminate import QUEUE_LIMIT, operator_lock
 from perdure.errors import (
     CorruptData,
@@ -41,7 +41,6 @@ from perdure.providers.records import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perdure.client.steps import StepView
     from perdure.clock import Clock
     from perdure.providers.contract import Provider
     from perdure.providers.records import InstanceInfo, OrchestrationItem

@@ -21,7 +21,7 @@ from perdure.client.formats import filled
 from perdure.client.rerun import read_start
 from perdure.errors import AlreadyExists, CannotUnwrap, InstanceFinished, InvalidValue, NotFound
 from perdure.model.status import Status
-from perdure.providers.records import InstanceQuery
+from perdure.providers.records import InstanceInfo, InstanceQuery
 from perdure.schedules.orchestration import schedule_loop
 from perdure.schedules.slots import slot_name, slots_after
 from perdure.schedules.spec import SCHEDULE, Command, Run, Schedule, ScheduleState, Spec
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from perdure.authoring.definitions import Orchestration
     from perdure.client.client import Client
     from perdure.client.instance import Handle
-    from perdure.providers.records import InstanceInfo
     from perdure.schedules.spec import ScheduleOptions
 
 BACKFILL_MAX: Final = 1_000

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -25,7 +25,6 @@ from perdure.providers.records import InstanceInfo, InstanceQuery
 
 if TYPE_CHECKING:
     import datetime
-    from collections.abc import AsyncIterator
 
     from perdure.providers.administration import ProviderAdmin
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -22,10 +22,10 @@ from typing import (
 
 import msgspec
 
-from perdure.arguments import check_moment, check_string, to_seconds, whole_milliseconds
+from perdure.arguments import Duration, check_moment, check_string, to_seconds, whole_milliseconds
 from perdure.authoring.definitions import Activity, Orchestration
 from perdure.client.admin import read_by_ids
-from perdure.client.endings import check_loop
+from perdure.client.endings import EndWaiter, Finished, PendingStart, check_loop
 from perdure.engine.decisions import is_same_payload
 from perdure.errors import (
     AlreadyExists,
@@ -48,10 +48,7 @@ from perdure.providers.rules import UNKNOWN_NAME
 
 if TYPE_CHECKING:
     import datetime
-    from collections.abc import Iterator, Sequence
 
-    from perdure.arguments import Duration
-    from perdure.client.endings import EndWaiter, Finished, PendingStart
     from perdure.codec import Codec
     from perdure.providers.contract import Provider
 

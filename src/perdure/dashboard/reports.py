@@ -14,7 +14,7 @@ import msgspec
 
 from perdure.client.client import Client
 from perdure.client.formats import iso_time
-from perdure.client.json_documents import TreeDocument
+from perdure.client.json_documents import StepDocument, TreeDocument
 from perdure.client.moving import EXPORT_END, decode_snapshot
 from perdure.dashboard import one_run
 from perdure.dashboard.one_run import Details, Event, One, StateEntry, Window
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from perdure.client.json_documents import StepDocument
     from perdure.dashboard.service import Service
 
 FILE_BYTES_MAX: Final = 32 * 1024 * 1024

@@ -10,23 +10,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from perdure.client.insights import read_insight
+from perdure.client.insights import Insight, read_insight
 from perdure.client.search import similar_ids
-from perdure.dashboard.security import LOCAL
+from perdure.dashboard.security import LOCAL, Identity
 from perdure.errors import InvalidValue, NotFound
 from perdure.limits import check_id
 from perdure.logs import get_logger
-from perdure.model.failures import own_frames
+from perdure.model.failures import Failure, own_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from perdure.authoring.definitions import Registry
     from perdure.client.client import Client
-    from perdure.client.insights import Insight
     from perdure.client.json_documents import InstanceDocument, StepDocument
-    from perdure.dashboard.security import Identity
-    from perdure.model.failures import Failure
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
     from perdure.providers.records import InstanceInfo, WorkerInfo

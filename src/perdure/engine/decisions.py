@@ -13,7 +13,7 @@ import msgspec
 from perdure.engine.user_code import call_site
 from perdure.errors import Nondeterminism
 from perdure.model import events
-from perdure.model.failures import Mismatch
+from perdure.model.failures import Failure, Mismatch
 from perdure.model.work import INSTANCE_RESULT
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from perdure.authoring.policies import ActivityOptions
     from perdure.codec import Codec
     from perdure.engine.tasks import Branch
-    from perdure.model.failures import Failure
 
 S = TypeVar("S", bound=events.Scheduled)
 

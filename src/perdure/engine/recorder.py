@@ -11,7 +11,7 @@ import msgspec
 
 from perdure import limits
 from perdure.authoring.context import Step, running
-from perdure.authoring.definitions import parse_version
+from perdure.authoring.definitions import Activity, Orchestration, parse_version
 from perdure.engine import user_code
 from perdure.engine.inbox import (
     ACTIVITY,
@@ -28,7 +28,7 @@ from perdure.engine.inbox import (
 )
 from perdure.engine.loop import DurableLoop, DurableTimer
 from perdure.engine.outcome import ScheduledActivity, TurnOutcome
-from perdure.engine.tasks import ArrivalStep, Unwinding, release_future
+from perdure.engine.tasks import ArrivalStep, Branch, Unwinding, release_future
 from perdure.errors import CannotUnwrap, ForbiddenInOrchestration, InvalidValue, PayloadError
 from perdure.ids import child_id
 from perdure.model import events, work
@@ -37,11 +37,9 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping
 
-    from perdure.authoring.definitions import Activity, Orchestration
     from perdure.codec import Codec
     from perdure.engine.decisions import TurnDecisions
     from perdure.engine.inbox import Family
-    from perdure.engine.tasks import Branch
 
 S = TypeVar("S", bound=events.Scheduled)
 

@@ -7,14 +7,13 @@ import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from perdure.engine.inbox import ACTIVITY, CHILD, EVENT, MESSAGE, TIMER
+from perdure.engine.inbox import ACTIVITY, CHILD, EVENT, MESSAGE, TIMER, Operation, Operations
 from perdure.engine.user_code import is_user, site_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import FrameType
 
-    from perdure.engine.inbox import Operation, Operations
     from perdure.engine.loop import DurableLoop
 
 _KINDS: Final = {

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.errors import InvalidValue
-from perdure.model import wire, work
+from perdure.model import events, wire, work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from perdure.model import events
     from perdure.model.status import Status
 
 

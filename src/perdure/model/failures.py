@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import msgspec
 
 from perdure import errors
-from perdure.codec import shown_text
+from perdure.codec import Codec, shown_text
 from perdure.errors import PayloadError
 from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from perdure.codec import Codec
 
 E = TypeVar("E", bound=errors.RemoteFailure)
 

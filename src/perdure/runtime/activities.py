@@ -30,7 +30,7 @@ from perdure.model.envelopes import (
     unreadable_activity,
 )
 from perdure.model.failures import Category, Failure
-from perdure.providers.records import Claim, SessionFetch
+from perdure.providers.records import Claim, FetchedWork, SessionFetch
 from perdure.runtime.attempts import (
     ActivityTasks,
     Attempts,
@@ -43,15 +43,13 @@ from perdure.runtime.attempts import (
 )
 from perdure.runtime.executors import NotBegun
 from perdure.runtime.metrics import GuardedSpan, SpanNote, log, log_failed_activity
-from perdure.runtime.worker import BackgroundTasks, Backoff, FetchErrors, log_failure
+from perdure.runtime.worker import BackgroundTasks, Backoff, FetchErrors, Worker, log_failure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from perdure.engine.outcome import ScheduledActivity
-    from perdure.providers.records import FetchedWork
     from perdure.runtime.attempts import Completion
-    from perdure.runtime.worker import Worker
 
 _FETCHED_AT_ONCE_MAX = 200
 _RETRY_ELSEWHERE_MS = 5_000

@@ -30,7 +30,7 @@ from perdure.runtime.executors import (
     failure_from,
 )
 from perdure.runtime.metrics import log
-from perdure.runtime.worker import Backoff
+from perdure.runtime.worker import Backoff, Worker
 
 if TYPE_CHECKING:  # these structs are never encoded, so their fields need no types at run time
     from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -38,7 +38,6 @@ if TYPE_CHECKING:  # these structs are never encoded, so their fields need no ty
     from perdure.authoring.definitions import Activity
     from perdure.model.failures import Failure
     from perdure.providers.records import OrchestratorMessage
-    from perdure.runtime.worker import Worker
 
 Completion = work.ActivityCompleted | work.ActivityFailed
 

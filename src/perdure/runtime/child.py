@@ -17,14 +17,13 @@ from perdure.authoring.context import ActivityInfo, enter_scope, leave_scope
 from perdure.codec import JSON
 from perdure.errors import UsageError
 from perdure.processes import STOP_SIGNALS, inherited_socket
-from perdure.runtime.executors import Answer, Call, failure_from
+from perdure.runtime.executors import Answer, Call, Source, failure_from
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
     from perdure.authoring.definitions import Activity
-    from perdure.runtime.executors import Source
 
 _PR_SET_PDEATHSIG = 1
 

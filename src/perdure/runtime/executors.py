@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from perdure.authoring.context import ActivityInfo
-from perdure.authoring.definitions import Activity
-from perdure.codec import JSON
+from perdure.authoring.definitions import Activity, Registry
+from perdure.codec import JSON, Codec
 from perdure.errors import PayloadError, PerdureError, UsageError
 from perdure.model.events import NULL
 from perdure.model.failures import Category, Failure, describe_exception, with_content
@@ -38,8 +38,6 @@ from perdure.runtime.metrics import log
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from perdure.authoring.definitions import Registry
-    from perdure.codec import Codec
 
 _SHORTAGES = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """Errors of a machine that is short of something, and may have it again a little later."""

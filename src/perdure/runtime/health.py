@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from perdure.errors import InvalidValue, PerdureError, UsageError
 from perdure.model.status import Status
 from perdure.providers.records import InstanceQuery
-from perdure.runtime.metrics import log
+from perdure.runtime.metrics import Gauge, log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from perdure.providers.contract import Provider
-    from perdure.runtime.metrics import Gauge
 
 _ADDRESS: Final = re.compile(r"(\[[^\]]+\]|[^:\[\]]+):(\d{1,5})")
 _REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 501: "Not Implemented"}

@@ -15,14 +15,13 @@ from perdure.client.retention import share_out
 from perdure.errors import PerdureError, ProviderError
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
-from perdure.providers.records import InstanceQuery
+from perdure.providers.records import InstanceInfo, InstanceQuery, WorkerInfo
 from perdure.runtime.metrics import log
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from perdure.clock import Clock
-    from perdure.providers.records import InstanceInfo, WorkerInfo
     from perdure.runtime.instances import Intake
     from perdure.runtime.worker import Worker
 

@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.arguments import in_seconds
 from perdure.authoring.communication import instance_result, instance_state
-from perdure.authoring.context import require_scope
+from perdure.authoring.context import ActivityInfo, require_scope
 from perdure.codec import require_open
 from perdure.errors import InstanceFinished, NotFound
 from perdure.limits import check_id
@@ -23,7 +23,6 @@ from perdure.providers.records import EnqueueCondition
 from perdure.runtime.attempts import LookAgain
 
 if TYPE_CHECKING:
-    from perdure.authoring.context import ActivityInfo
     from perdure.authoring.definitions import Activity
     from perdure.providers.contract import Provider
     from perdure.runtime.worker import RuntimeOptions

@@ -24,12 +24,12 @@ from perdure.errors import (
 )
 from perdure.model import events, wire, work
 from perdure.model.envelopes import end_notices
-from perdure.model.failures import Block, BlockReason, bounded_text, describe_exception
+from perdure.model.failures import Block, BlockReason, Mismatch, bounded_text, describe_exception
 from perdure.model.work import started_by
 from perdure.providers.records import ExecutionMetadata, OrchestratorMessage, TurnCommit
 from perdure.providers.sealing import Sealing
 from perdure.runtime.commit_builder import ending_of, replies_to
-from perdure.runtime.metrics import log
+from perdure.runtime.metrics import Code, log
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 
     from perdure.authoring.definitions import Orchestration
     from perdure.client.endings import Ending, Finished
-    from perdure.model.failures import Mismatch
     from perdure.providers.records import FetchedOrchestration, OrchestrationItem
-    from perdure.runtime.metrics import Code
     from perdure.runtime.worker import BackgroundTasks, Worker
 
 _EVICTION_CANDIDATES = 16

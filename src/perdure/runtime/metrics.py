@@ -22,11 +22,11 @@ from typing import (
     runtime_checkable,
 )
 
-from perdure.authoring.definitions import Activity
+from perdure.authoring.definitions import Activity, Handler, Orchestration, Registry
 from perdure.errors import NotRegistered, UsageError
 from perdure.logs import TRACEBACK, get_logger
-from perdure.model import events
-from perdure.model.failures import author_line, own_frames
+from perdure.model import events, work
+from perdure.model.failures import Block, Failure, author_line, own_frames
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
@@ -34,12 +34,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from perdure.authoring.definitions import Handler, Orchestration, Registry
     from perdure.clock import Clock
     from perdure.engine.execution import Execution
     from perdure.engine.outcome import TurnOutcome
-    from perdure.model import work
-    from perdure.model.failures import Block, Failure
 
 log = get_logger("perdure.runtime")
 

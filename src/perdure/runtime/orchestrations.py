@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure.arguments import in_milliseconds, in_seconds
-from perdure.client.endings import PendingStart
+from perdure.client.endings import Finished, PendingStart
 from perdure.engine.inbox import is_mail
 from perdure.errors import CorruptData, NotRegistered
 from perdure.ids import new_id
@@ -31,17 +31,15 @@ from perdure.runtime.instances import (
     arrivals_of,
 )
 from perdure.runtime.turns import TurnRunner, TurnTooLong
-from perdure.runtime.worker import FetchErrors
+from perdure.runtime.worker import FetchErrors, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from perdure.authoring.definitions import Orchestration
-    from perdure.client.endings import Finished
     from perdure.model import work
     from perdure.runtime.activities import ActivityDispatcher
     from perdure.runtime.instances import IntakeResult
-    from perdure.runtime.worker import Worker
 
 SLICE_SECONDS: Final = 0.005
 FIRST_TURNS_MAX: Final = 128

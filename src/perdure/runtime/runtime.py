@@ -17,15 +17,15 @@ import msgspec
 
 from perdure.arguments import check_kind, in_seconds
 from perdure.authoring.communication import ask_instance, promise_instance
-from perdure.authoring.definitions import Registry
+from perdure.authoring.definitions import Handler, Orchestration, Registry
 from perdure.authoring.lint import findings_in
-from perdure.authoring.policies import parse_keep
+from perdure.authoring.policies import Keep, parse_keep
 from perdure.client.client import Client
 from perdure.client.retention import keep_rules
 from perdure.client.starting import TraceCarrier
-from perdure.clock import ManualClock
-from perdure.codec import JSON
-from perdure.errors import NotRegistered, UsageError
+from perdure.clock import Clock, ManualClock
+from perdure.codec import JSON, Codec
+from perdure.errors import NotRegistered, StoreClosed, UsageError
 from perdure.processes import on_stop_signals
 from perdure.providers.records import WorkerInfo
 from perdure.runtime.activities import ActivityDispatcher
@@ -37,7 +37,7 @@ from perdure.runtime.metrics import Observer, UnregisteredHandlerLog, log
 from perdure.runtime.orchestrations import OrchestrationDispatcher
 from perdure.runtime.worker import BackgroundTasks, RuntimeOptions, Worker
 from perdure.schedules.orchestration import loop_handlers
-from perdure.schedules.spec import check_schedules
+from perdure.schedules.spec import Schedule, check_schedules
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
@@ -45,14 +45,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Self
 
-    from perdure.authoring.definitions import Handler, Orchestration
-    from perdure.authoring.policies import Keep
-    from perdure.clock import Clock
-    from perdure.codec import Codec
-    from perdure.errors import StoreClosed
     from perdure.providers.contract import Provider
     from perdure.runtime.metrics import Alert, Gauge, Sink, SpanMaker
-    from perdure.schedules.spec import Schedule
 
 _RELEASE_SECONDS = 5.0
 """Time for the store to release the locks, after the time to drain."""

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.arguments import in_seconds
-from perdure.client.endings import Ending
+from perdure.client.endings import Ending, PendingStart
 from perdure.engine.user_code import is_boundary
 from perdure.errors import (
     CorruptData,
@@ -33,22 +33,19 @@ from perdure.model import events, work
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
 from perdure.runtime.commit_builder import build_commit, ending_of
-from perdure.runtime.instances import LockReleaser
+from perdure.runtime.instances import Arrival, Intake, LiveCache, LiveInstance, LockReleaser
 from perdure.runtime.metrics import log
-from perdure.runtime.worker import BackgroundTasks, Backoff
+from perdure.runtime.worker import BackgroundTasks, Backoff, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from types import FrameType
 
-    from perdure.client.endings import PendingStart
     from perdure.clock import Clock
     from perdure.engine.outcome import TurnOutcome
     from perdure.providers.records import Claim, TurnCommit
     from perdure.runtime.activities import ActivityDispatcher
-    from perdure.runtime.instances import Arrival, Intake, LiveCache, LiveInstance
     from perdure.runtime.orchestrations import TurnScheduler
-    from perdure.runtime.worker import Worker
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,20 +18,16 @@ from perdure.arguments import (
     to_seconds,
 )
 from perdure.errors import InvalidValue, LockLost, PerdureError, ProviderError, StoreClosed
-from perdure.providers.records import TagFilter
+from perdure.providers.records import KeepRule, TagFilter
 from perdure.runtime.health import parse_address
-from perdure.runtime.metrics import log
+from perdure.runtime.metrics import Observer, UnregisteredHandlerLog, log
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from perdure.authoring.definitions import Registry
     from perdure.client.client import Client
     from perdure.clock import Clock
     from perdure.codec import Codec
     from perdure.providers.contract import Provider
-    from perdure.providers.records import KeepRule
-    from perdure.runtime.metrics import Observer, UnregisteredHandlerLog
 
 _FIRST_SECONDS = 0.05
 _LONGEST_SECONDS = 3.0

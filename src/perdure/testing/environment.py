@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from perdure.arguments import Duration, to_seconds
-from perdure.authoring.definitions import Activity, Registry, definitions_in
+from perdure.authoring.definitions import Activity, Handler, Registry, definitions_in
 from perdure.authoring.lint import check_lines
 from perdure.clock import ManualClock
-from perdure.codec import JSON
+from perdure.codec import JSON, Codec
 from perdure.engine.execution import Execution
 from perdure.errors import PerdureError, UsageError
 from perdure.model import events, wire
@@ -28,11 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from typing import Self
 
-    from perdure.authoring.definitions import Handler
     from perdure.client.endings import Ending, Finished
     from perdure.client.instance import Handle
     from perdure.client.steps import OpenStep
-    from perdure.codec import Codec
     from perdure.providers.contract import Provider
     from perdure.schedules.spec import Schedule
 

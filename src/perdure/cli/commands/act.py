@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -53,9 +53,6 @@ from perdure.model.status import Status
 from perdure.providers.sealing import sealed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from perdure.cli.session import Session
     from perdure.client.rerun import Bounds
     from perdure.codec import Codec
     from perdure.providers.records import InstanceInfo

@@ -31,7 +31,7 @@ from perdure.cli.session import (
     refuse_memory,
     run,
 )
-from perdure.cli.settings import is_empty, shown_store
+from perdure.cli.settings import Settings, is_empty, shown_store
 from perdure.client.damage import check_instances, store_damages
 from perdure.client.formats import counted, shown_duration, utc_time
 from perdure.client.moving import CopyReport, copy_store
@@ -39,7 +39,7 @@ from perdure.client.search import parse_search
 from perdure.errors import AlreadyExists, NotFound, NotSupported, UsageError
 from perdure.providers.directory import FileSystemProvider
 from perdure.providers.local_files import draft_beside
-from perdure.providers.records import InstanceQuery, PruneOptions
+from perdure.providers.records import InstanceQuery, KeepRule, PruneOptions
 from perdure.providers.rules import place_of_move
 from perdure.providers.url import local_path, open_provider
 
@@ -49,10 +49,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from perdure.cli.session import Session
-    from perdure.cli.settings import Settings
     from perdure.providers.contract import Provider
     from perdure.providers.migrate import Migration
-    from perdure.providers.records import KeepRule
 
 db = Group("db", help="Look after the store as a whole.")
 

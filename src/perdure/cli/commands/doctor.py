@@ -14,8 +14,8 @@ from perdure.cli.command import command, output_option
 from perdure.cli.details import shown_queue
 from perdure.cli.exits import Exit, line_of
 from perdure.cli.render import Cell, glyph, print_facts, print_json
-from perdure.cli.session import current_settings, open_session
-from perdure.cli.settings import is_empty, shown_store
+from perdure.cli.session import Session, current_settings, open_session
+from perdure.cli.settings import Settings, is_empty, shown_store
 from perdure.client.damage import store_damages
 from perdure.client.formats import counted
 from perdure.errors import NotFound, PerdureError
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from perdure.cli.session import Session
-    from perdure.cli.settings import Settings
 
 _SIGNS = {
     "ok": ("completed", "green"),

@@ -22,7 +22,7 @@ from perdure.cli.render import (
     progress,
     warn,
 )
-from perdure.cli.session import run
+from perdure.cli.session import Session, run
 from perdure.client.damage import damages_in, link_fault, open_children, parent_of
 from perdure.client.formats import counted
 from perdure.client.moving import (
@@ -53,7 +53,6 @@ from perdure.providers.local_files import draft_beside, sync_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
-    from perdure.cli.session import Session
     from perdure.providers.records import InstanceInfo, InstanceSnapshot
 
 _PARTIAL_HINT: Final = "--partial takes lines that were picked, or written by an older version"

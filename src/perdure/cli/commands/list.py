@@ -27,7 +27,7 @@ from perdure.cli.render import (
     warn,
 )
 from perdure.client.formats import parse_moment
-from perdure.client.search import QUALIFIERS, parse_search
+from perdure.client.search import QUALIFIERS, Selection, parse_search
 from perdure.errors import InvalidValue
 from perdure.model.status import Status
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from perdure.cli.session import Session
-    from perdure.client.search import Selection
 
 _ONE_WORD = frozenset({"status", "version", "created", "completed"})
 """Qualifiers whose values contain no spaces."""

@@ -13,20 +13,17 @@ from perdure.cli.command import command, id_argument, output_option
 from perdure.cli.commands.export import read_recordings
 from perdure.cli.exits import Exit
 from perdure.cli.render import Cell, echo, glyph, print_json, print_json_line
-from perdure.cli.session import run
+from perdure.cli.session import Session, run
 from perdure.client.formats import counted
-from perdure.client.recorded import check, read_recorded
+from perdure.client.recorded import Finding, Recorded, check, read_recorded
 from perdure.client.search import parse_search
-from perdure.client.steps import compare
+from perdure.client.steps import ComparedStep, Comparison, compare
 from perdure.errors import NotFound
 from perdure.escape import clean_block
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from perdure.cli.session import Session
-    from perdure.client.recorded import Finding, Recorded
-    from perdure.client.steps import ComparedStep, Comparison
     from perdure.model import events
 
 _SHOWN_MAX: Final = 20

@@ -24,7 +24,7 @@ from perdure.cli.render import (
     status_style,
     terminal_width,
 )
-from perdure.cli.session import current_settings, run
+from perdure.cli.session import Session, current_settings, run
 from perdure.client.formats import iso_time, shown_duration
 from perdure.client.insights import read_last_steps
 from perdure.client.json_documents import details_document, tree_document, wait_document
@@ -43,7 +43,6 @@ from perdure.model import events, wire
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from perdure.cli.session import Session
     from perdure.client.json_documents import TreeDocument
     from perdure.engine.waits import Wait
     from perdure.providers.records import HistoryRecord, InstanceInfo, WorkerInfo

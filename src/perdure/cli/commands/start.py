@@ -31,11 +31,11 @@ from perdure.cli.render import (
     print_records,
     warn,
 )
-from perdure.cli.session import current_settings, run, suggest_commands
+from perdure.cli.session import Session, current_settings, run, suggest_commands
 from perdure.cli.settings import shown_store
 from perdure.client.endings import EndWaiter
 from perdure.client.formats import shown_age
-from perdure.client.instance import failure_of
+from perdure.client.instance import InstanceStatus, failure_of
 from perdure.client.json_documents import instance_document, raw, started_document
 from perdure.errors import AlreadyExists, NotFound, UsageError
 from perdure.escape import clean_block
@@ -43,8 +43,6 @@ from perdure.limits import check_id
 from perdure.model.status import Status
 
 if TYPE_CHECKING:
-    from perdure.cli.session import Session
-    from perdure.client.instance import InstanceStatus
     from perdure.client.steps import OpenStep
     from perdure.providers.records import InstanceInfo
 

@@ -18,7 +18,7 @@ import click
 
 from perdure.cli.command import command, duration_option, log_option, output_option
 from perdure.cli.render import Cell, Column, echo, glyph, note, print_records
-from perdure.cli.session import current_settings
+from perdure.cli.session import Session, current_settings
 from perdure.cli.settings import shown_store
 from perdure.client.formats import shown_duration
 from perdure.errors import UsageError
@@ -29,7 +29,6 @@ from perdure.processes import STOP_SIGNALS, ask_to_stop, pass_interrupt_on, star
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from perdure.cli.session import Session
     from perdure.runtime.runtime import Runtime
     from perdure.runtime.worker import RuntimeOptions
 
