@@ -98,8 +98,7 @@ HANDLERS = [first, second, parent, note]
 
 
 def environment(**pinned):
-    options = RuntimeOptions(housekeeping=False, poll_interval=1e8, pinned_versions=pinned)
-    return Environment(HANDLERS, options=options)
+    return Environment(HANDLERS, options=RuntimeOptions(pinned_versions=pinned))
 
 
 async def test_without_a_pin_the_latest_version_begins():

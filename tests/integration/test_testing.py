@@ -12,7 +12,9 @@ import pytest
 
 from perdure import (
     RESOURCE,
+    RuntimeOptions,
     SqliteProvider,
+    TagFilter,
     activity,
     continue_as_new,
     now,
@@ -112,6 +114,23 @@ async def test_a_substitute_runs_wherever_the_activity_would_have_run():
         assert await env.run(bookkeeping, "four") == 8
 
 
+@pytest.mark.parametrize("has_substitute", [False, True])
+async def test_activities_of_every_tag_run(has_substitute):
+    @activity(tag="maps")
+    async def locate(place: str) -> str:
+        return place
+
+    @orchestration
+    async def route(place: str) -> str:
+        return await locate(place) + await locate.options(tag="spare")(place)
+
+    substitutes = {locate: str} if has_substitute else {}
+    handlers = [route, locate]
+    async with Environment(handlers, substitutes=substitutes) as env:
+        assert await env.run(route, "Bern") == "BernBern"
+    assert await assert_crash_safe(route, "Bern", handlers=handlers, substitutes=substitutes) > 4
+
+
 async def test_a_substitute_takes_the_place_of_an_activity_of_a_module():
     module = ModuleType("shop")
     vars(module).update(crawl=crawl, fetch=fetch)
@@ -202,6 +221,33 @@ async def test_waiting_for_what_never_comes_is_an_error_that_names_it():
     async with Environment([hopeful]) as env:
         with pytest.raises(Stuck, match="event never"):
             await env.run(hopeful)
+
+
+async def test_time_does_not_pass_by_polling_with_options_of_the_author():
+    @orchestration
+    async def endless() -> None:
+        await wait_for_event("never", None)
+
+    async with Environment([endless, crawl], options=RuntimeOptions(threads=1)) as env:
+        with pytest.raises(Stuck, match="waits for event never"):
+            await env.run(endless)
+        with pytest.raises(Stuck, match="fetch, which is not registered here"):
+            await env.run(crawl, "a")
+
+
+async def test_tags_of_the_author_are_kept():
+    @activity(tag="maps")
+    async def locate(place: str) -> str:
+        return place
+
+    @orchestration
+    async def route(place: str) -> str:
+        return await locate(place)
+
+    options = RuntimeOptions(tags=TagFilter.only("other"))
+    async with Environment([route, locate], options=options) as env:
+        with pytest.raises(Stuck, match="waits for activity locate"):
+            await env.run(route, "Bern")
 
 
 async def test_the_methods_of_a_client_are_those_of_the_runtime(make_environment):

@@ -19,7 +19,7 @@ from perdure.engine.execution import Execution
 from perdure.errors import PerdureError, UsageError
 from perdure.model import events, wire
 from perdure.model.status import Status
-from perdure.providers.records import InstanceQuery
+from perdure.providers.records import InstanceQuery, TagFilter
 from perdure.providers.sqlite.memory import InMemoryProvider, MemoryStore
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.worker import RuntimeOptions
@@ -54,8 +54,10 @@ class Environment:
     Time stands still until the test waits for a result; then the clock jumps from one due timer to
     the next, so that a 30-day wait takes milliseconds. ``substitutes`` maps activities to
     functions or mocks that run instead of them, with the same types. ``resources`` are the objects
-    that activities take by annotation; the ``lifespan`` of a module is not run. The store is in
-    memory, because a store with its own threads would be at work while the clock jumps.
+    that activities take by annotation; the ``lifespan`` of a module is not run. Activities of
+    every tag run here, unless ``options`` name tags. Polling, time limits of locks and housekeeping
+    are off, also with ``options``. The store is in memory, because a store with its own threads
+    would be at work while the clock jumps.
 
     Orchestrations that read the clock, random numbers or the environment, or forget an ``await``,
     are refused with their lines.
@@ -88,7 +90,7 @@ class Environment:
             chosen,
             resources=resources,
             schedules=schedules,
-            options=options or _options(always_replay=always_replay),
+            options=_without_polling(options or RuntimeOptions(), always_replay=always_replay),
             codec=codec,
             clock=self.clock,
         )
@@ -229,11 +231,13 @@ class _JumpingRuntime(Runtime):
         return str(step)
 
 
-def _options(*, always_replay: bool) -> RuntimeOptions:
-    """Return options under which only the code under test waits for time to pass."""
-    return RuntimeOptions(
-        always_replay=always_replay,
+def _without_polling(options: RuntimeOptions, *, always_replay: bool) -> RuntimeOptions:
+    """Return the options with which only the code under test waits for time to pass."""
+    return replace(
+        options,
+        always_replay=always_replay or options.always_replay,
         housekeeping=False,
+        tags=TagFilter.any() if options.tags == TagFilter() else options.tags,
         poll_interval=_FOREVER_SECONDS,
         idle_timeout=_FOREVER_SECONDS,
         orchestration_lock_timeout=_FOREVER_SECONDS * 4,
