@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -263,51 +264,39 @@ def _next_start(
 # --- live instances
 
 
+def _new_future() -> Finished:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(slots=True, eq=False)
 class LiveInstance:
     """An instance whose lock this runtime holds. At most one turn is under way at any time."""
 
-    __slots__ = (
-        "busy",
-        "counted_events",
-        "ended",
-        "execution",
-        "history_bytes",
-        "inbox",
-        "instance_id",
-        "lock_token",
-        "mail",
-        "sent_in_turn",
-        "start",
-        "used_at_ms",
-    )
+    lock_token: str
+    execution: Execution
+    start: OrchestratorMessage | None = None
+    """The start message, until the first commit has created the instance in the store."""
+    ended: Finished = field(default_factory=_new_future)
+    """The committed end; None if the instance leaves this runtime before it ends."""
+    instance_id: str = field(init=False)
+    inbox: deque[Arrival] = field(init=False)
+    mail: list[Arrival] = field(init=False)
+    """Mail that the code does not want yet. The lock carries it in the store."""
+    busy: bool = True
+    """A turn is due or was run, and its commit is not answered yet. An instance is made live only
+    for a turn that runs at once. If it is not busy, its inbox is empty."""
+    used_at_ms: int = 0
+    history_bytes: int = 0
+    """The length of the history as JSON texts."""
+    sent_in_turn: int = 0
+    """The turn after which the client of this process has sent a message."""
+    counted_events: int = 0
+    """The number of events that the cache counts for it."""
 
-    def __init__(
-        self,
-        lock_token: str,
-        execution: Execution,
-        start: OrchestratorMessage | None = None,
-        ended: Finished | None = None,
-    ) -> None:
-        self.instance_id = execution.instance_id
-        self.lock_token = lock_token
-        self.execution = execution
-        self.start = start
-        """The start message, until the first commit has created the instance in the store."""
-        self.inbox: deque[Arrival] = deque()
-        self.mail: list[Arrival] = []
-        """Mail that the code does not want yet. The lock carries it in the store."""
-        self.busy = True
-        """A turn is due or was run, and its commit is not answered yet. An instance is made live
-        only for a turn that runs at once. If it is not busy, its inbox is empty."""
-        self.used_at_ms = 0
-        self.history_bytes = 0
-        """The length of the history as JSON texts."""
-        self.sent_in_turn = 0
-        """The turn after which the client of this process has sent a message."""
-        self.counted_events = 0
-        """The number of events that the cache counts for it."""
-        self.ended: Finished = ended or asyncio.get_running_loop().create_future()
-        """The committed end; None if the instance leaves this runtime before it ends."""
+    def __post_init__(self) -> None:
+        self.instance_id = self.execution.instance_id
+        self.inbox = deque()
+        self.mail = []
 
     def close(self, ending: Ending | None = None) -> None:
         """Drop the coroutine and resolve ``ended``."""

@@ -12,6 +12,7 @@ import ctypes
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -195,58 +196,38 @@ class StartDeadline:
         return isinstance(error, StoreFull) or waited_ms >= START_DEADLINE_SECONDS * 1000
 
 
+@dataclass(slots=True, eq=False)
 class Turn:
     """A turn, from its arrivals to the answer to its commit."""
 
-    __slots__ = (
-        "arrivals",
-        "backoff",
-        "claimed",
-        "commit",
-        "completed_work",
-        "consumed",
-        "final",
-        "items",
-        "live",
-        "now_ms",
-        "outcome",
-        "pending",
-        "postponed",
-        "starts",
-    )
-
-    outcome: TurnOutcome
+    live: LiveInstance
+    arrivals: list[Arrival]
+    pending: PendingStart | None
+    """The start that waits for this commit, if it is the first of a new instance."""
+    now_ms: int
+    outcome: TurnOutcome = field(init=False)
     """Set when the code has run."""
-    final: tuple[Status, str] | None
+    final: tuple[Status, str] | None = field(init=False)
     """Status and output of an execution that ends with this turn."""
-    commit: TurnCommit
-    claimed: list[tuple[work.ActivityExecute, Claim]]
+    commit: TurnCommit = field(init=False)
+    claimed: list[tuple[work.ActivityExecute, Claim]] = field(init=False)
     """The activities that the commit hands over already locked."""
+    backoff: Backoff | None = None
+    """Set when the commit has to be repeated."""
+    items: list[work.OrchestratorItem] = field(init=False)
+    """The items for the execution: all but the starts, which have created it."""
+    starts: list[work.StartOrchestration | work.ContinueAsNew] = field(init=False)
+    consumed: list[int] = field(init=False)
+    """Ids of messages in the orchestrator queue."""
+    completed_work: list[str] = field(init=False)
+    """Lock tokens of activities that ran here."""
+    postponed: list[Arrival] = field(init=False)
+    """Mail that the code does not want yet; it stays in the store's queue."""
 
-    def __init__(
-        self,
-        live: LiveInstance,
-        arrivals: list[Arrival],
-        pending: PendingStart | None,
-        now_ms: int,
-    ) -> None:
-        self.live = live
-        self.arrivals = arrivals
-        self.pending = pending
-        """The start that waits for this commit, if it is the first of a new instance."""
-        self.now_ms = now_ms
-        self.backoff: Backoff | None = None
-        """Set when the commit has to be repeated."""
-        self.items: list[work.OrchestratorItem] = []
-        """The items for the execution: all but the starts, which have created it."""
-        self.starts: list[work.StartOrchestration | work.ContinueAsNew] = []
-        self.consumed: list[int] = []
-        """Ids of messages in the orchestrator queue."""
-        self.completed_work: list[str] = []
-        """Lock tokens of activities that ran here."""
-        self.postponed: list[Arrival] = []
-        """Mail that the code does not want yet; it stays in the store's queue."""
-        for arrival in arrivals:
+    def __post_init__(self) -> None:
+        self.items, self.starts, self.postponed = [], [], []
+        self.consumed, self.completed_work = [], []
+        for arrival in self.arrivals:
             item = arrival.item
             if isinstance(item, _STARTS):
                 self.starts.append(item)
