@@ -267,7 +267,7 @@ class RaisesOnDamagedHistory(ModelProvider):
         )
         if fetched is not None:
             try:
-                wire.decode_history(record.data for record in fetched.item.history)
+                wire.decode_history(fetched.item.history)
             except CorruptData:
                 await self.abandon_orchestration_item(fetched.lock_token, ignore_attempt=True)
                 raise

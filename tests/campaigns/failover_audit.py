@@ -133,7 +133,7 @@ class Store:
                 "extract(epoch FROM pg_xact_commit_timestamp(xmin)) * 1000 "
                 "FROM perdure.history ORDER BY instance_id, execution_id, event_id"
             ):
-                (event,) = wire.decode_history([data])
+                event = wire.decode_event(data)
                 self.histories[instance_id, execution_id].append((event, float(committed_ms or 0)))
 
     def heard(self) -> Counter[str]:

@@ -40,7 +40,7 @@ from perdure import (
     orchestration,
 )
 from perdure.model import work
-from perdure.model.envelopes import envelope
+from perdure.model.wire import envelope
 
 STORES = ("memory", "directory", "sqlite", "postgres")
 SENT_AT_ONCE = 100

@@ -187,7 +187,7 @@ def test_history_prints_every_event_in_order(cli):
 def test_history_as_jsonl_is_what_replay_takes(cli):
     cli.run(("h-1", flows.hello, "ann"))
 
-    history = wire.decode_history(cli("history", "h-1", "-o", "jsonl").lines)
+    history = list(map(wire.decode_event, cli("history", "h-1", "-o", "jsonl").lines))
 
     assert isinstance(history[0], events.OrchestrationStarted)
     assert len(cli("history", "h-1", "-o", "json").json) == len(history) == 4

@@ -21,7 +21,7 @@ from perdure import (
 from perdure.client.retry import retry
 from perdure.clock import SystemClock
 from perdure.model import work
-from perdure.model.envelopes import envelope
+from perdure.model.wire import envelope
 from perdure.providers.sqlite.memory import MemoryStore
 
 

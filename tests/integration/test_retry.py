@@ -34,7 +34,7 @@ from perdure.errors import (
     OrchestrationFailed,
 )
 from perdure.model import events, work
-from perdure.model.envelopes import envelope
+from perdure.model.wire import envelope
 
 KEYS = defaultdict(list)
 """The idempotency keys of the attempts of each activity."""

@@ -39,8 +39,8 @@ from perdure.errors import (
 )
 from perdure.ids import new_id
 from perdure.model import events, wire, work
-from perdure.model.envelopes import envelope
 from perdure.model.status import Status
+from perdure.model.wire import envelope
 from perdure.providers.records import EnqueueCondition, InstanceInfo, InstanceQuery
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ async def open_promises(client: Client) -> AsyncIterator[PromiseInfo]:
     query = InstanceQuery(name=PROMISE, statuses=OPEN)
     async for info in read_instances(client.provider.admin, query):
         records = await client.provider.read(info.instance_id)
-        history = wire.decode_history(record.data for record in records)
+        history = wire.decode_history(records)
         waiting = [e.watcher.instance_id for e in history if isinstance(e, events.WatcherAdded)]
         yield PromiseInfo(
             key=promise_key(info.instance_id),

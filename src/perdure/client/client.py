@@ -40,9 +40,9 @@ from perdure.errors import InstanceFinished, UsageError
 from perdure.ids import new_id
 from perdure.limits import check_id
 from perdure.model import events, work
-from perdure.model.envelopes import envelope
 from perdure.model.failures import Failure, ended_error
 from perdure.model.status import Status
+from perdure.model.wire import envelope
 from perdure.providers.records import EnqueueCondition, InstanceInfo
 from perdure.providers.sealing import sealed, stored_in
 from perdure.providers.url import open_provider

@@ -17,9 +17,9 @@ from perdure.codec import check_stored, is_sealed
 from perdure.errors import CorruptData, InvalidValue, NotFound, PayloadError, PerdureError
 from perdure.limits import TIME_MS_MAX
 from perdure.model import events, wire, work
-from perdure.model.envelopes import open_activity, open_message
 from perdure.model.failures import Failure
 from perdure.model.status import Status
+from perdure.model.wire import open_activity, open_message
 from perdure.model.work import parent_link
 from perdure.providers.rules import merge_kv
 
@@ -138,7 +138,7 @@ def _listing_faults(
         return []
     shown = msgspec.structs.replace(current, status=info.status, output=info.output)
     try:
-        history = wire.decode_history(record.data for record in current.history)
+        history = wire.decode_history(current.history)
     except CorruptData:
         return []
     return [f"execution {info.execution_id}: {fault}" for fault in _end_faults(shown, history)]
@@ -151,7 +151,7 @@ def damages_in(snapshot: InstanceSnapshot) -> list[str]:
     for execution in snapshot.executions:
         execution_id = execution.execution_id
         try:
-            history = wire.decode_history(record.data for record in execution.history)
+            history = wire.decode_history(execution.history)
         except CorruptData as error:
             found.append(f"execution {execution_id}: {error.message}")
             continue
@@ -371,7 +371,7 @@ def open_children(snapshot: InstanceSnapshot) -> list[str]:
     if execution is None:
         return []
     try:
-        history = wire.decode_history(record.data for record in execution.history)
+        history = wire.decode_history(execution.history)
         waits = _unanswered(snapshot, history) if is_open(snapshot, history) else []
     except CorruptData:
         return []  # other checks report it
@@ -440,7 +440,7 @@ def link_fault(link: work.ParentLink, child_id: str, parent: InstanceSnapshot) -
     found = [each for each in parent.executions if each.execution_id == link.execution_id]
     for execution in found:
         records = [record for record in execution.history if record.event_id == link.event_id]
-        events_found = wire.decode_history(record.data for record in records)
+        events_found = wire.decode_history(records)
         if not any(getattr(event, "child_instance_id", None) == child_id for event in events_found):
             return (
                 f"{child_id!r} says that it completes event {link.event_id} of "

@@ -14,9 +14,9 @@ from perdure.client.instance import InstanceStats, block_of, failure_of
 from perdure.client.steps import Arrival, StepView, Unread, read_records, steps_and_unread
 from perdure.errors import CorruptData, NotFound
 from perdure.model import events, wire, work
-from perdure.model.envelopes import unreadable_activity
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
+from perdure.model.wire import unreadable_activity
 from perdure.providers.records import InstanceInfo, QueuedMessage, QueuedWork, WorkerInfo
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ async def read_last_steps(
     left_out = max(0, count - events_max)
     try:
         records = await provider.read_with_execution(*key, after_event_id=left_out)
-        history = wire.decode_history(record.data for record in records)
+        history = wire.decode_history(records)
         first = await provider.read_with_execution(*key, limit=1) if with_input else []
         begun = [wire.decode_event(record.data) for record in first]
     except CorruptData as error:

@@ -68,7 +68,7 @@ async def read_recorded(provider: Provider, info: InstanceInfo) -> Recorded:
     One read of the store gives all of it, so an instance that runs meanwhile does no harm.
     """
     records = await provider.read(info.instance_id)
-    history = wire.decode_history(record.data for record in records)
+    history = wire.decode_history(records)
     started = history[0] if history else None
     if isinstance(started, events.OrchestrationStarted) and _lacks_state(started):
         return recorded_in(await provider.admin.export_instance(info.instance_id))
@@ -79,7 +79,7 @@ def recorded_in(snapshot: InstanceSnapshot) -> Recorded:
     """Return the current execution of a snapshot."""
     execution = current_execution(snapshot)
     records = () if execution is None else execution.history
-    history = wire.decode_history(record.data for record in records)
+    history = wire.decode_history(records)
     return recorded_history(snapshot.instance_id, history, snapshot)
 
 

@@ -18,12 +18,11 @@ from perdure.errors import AlreadyExists, InvalidValue, NotFound
 from perdure.ids import child_id
 from perdure.limits import ID_CHARACTERS_MAX, check_id
 from perdure.model import events, wire, work
-from perdure.model.envelopes import activity_envelope, envelope
 from perdure.model.status import Status
+from perdure.model.wire import activity_envelope, envelope
 from perdure.providers.records import (
     EnqueueCondition,
     ExecutionSnapshot,
-    HistoryRecord,
     InstanceSnapshot,
     QueuedMessage,
     QueuedWork,
@@ -132,7 +131,7 @@ async def rerun_from_event(
     execution = current_execution(snapshot)
     if execution is None:
         raise InvalidValue(f"{instance_id!r} has not begun: rerun it without an event")
-    history = wire.decode_history(record.data for record in execution.history)
+    history = wire.decode_history(execution.history)
     kept = [
         _renamed(event, instance_id, new_id) for event in _prefix(instance_id, history, event_id)
     ]
@@ -222,7 +221,6 @@ def _copy(
     """Return the instance as it was after that history, with what is queued for it now."""
     started = started_of(history, "rerun")
     written = written_by(history, snapshot)
-    records = (HistoryRecord(event_id=each.event_id, data=wire.encode(each)) for each in history)
     return InstanceSnapshot(
         instance_id=started.instance_id,
         name=started.name,
@@ -242,7 +240,7 @@ def _copy(
                 output=None,
                 started_at_ms=now_ms,
                 completed_at_ms=None,
-                history=tuple(records),
+                history=tuple(map(wire.record_of, history)),
             ),
         ),
         kv_store=written.kv_store,

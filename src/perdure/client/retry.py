@@ -24,8 +24,8 @@ from perdure.errors import (
 )
 from perdure.limits import HISTORY_EVENTS_MAX
 from perdure.model import events, wire, work
-from perdure.model.envelopes import envelope
 from perdure.model.status import Status
+from perdure.model.wire import envelope
 from perdure.model.work import parent_link
 from perdure.providers.records import (
     CustomStatusChange,
@@ -121,7 +121,7 @@ async def retry(
 def _history_of(item: OrchestrationItem) -> list[events.Event]:
     if item.history_error is not None or not item.history:
         raise CorruptData("retry", item.history_error or f"{item.instance_id!r} has no history")
-    history = wire.decode_history(record.data for record in item.history)
+    history = wire.decode_history(item.history)
     if not isinstance(history[-1], events.Terminal):
         raise InstanceStillRunning(f"{item.instance_id!r} is running again; look at it first")
     if isinstance(history[-1], events.OrchestrationCompleted):
@@ -257,7 +257,7 @@ class _Undone:
             },
             left_out=self.left_out,
         )
-        return HistoryRecord(event_id=event.event_id, data=wire.encode(event))
+        return wire.record_of(event)
 
     def _received(self, event: events.Event, by_id: dict[int, StepView]) -> OrchestratorMessage:
         """Return the message that brings an arrival of an undone turn once more."""
@@ -356,7 +356,7 @@ def _first_undone_turn(instance_id: str, history: Sequence[events.Event]) -> int
 
 async def _is_being_cancelled(provider: Provider, info: InstanceInfo) -> bool:
     records = await provider.read(info.instance_id)
-    history = wire.decode_history(record.data for record in records)
+    history = wire.decode_history(records)
     if any(
         isinstance(event, events.OrchestrationCancelRequested)
         for event in events.without_undone(history)

@@ -42,7 +42,7 @@ from perdure.errors import (
 from perdure.limits import check_id
 from perdure.logs import get_logger
 from perdure.model import events, wire, work
-from perdure.model.envelopes import envelope
+from perdure.model.wire import envelope
 from perdure.providers.records import EnqueueCondition
 from perdure.providers.rules import UNKNOWN_NAME
 

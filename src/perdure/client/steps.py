@@ -286,7 +286,7 @@ def steps_and_unread(history: Iterable[events.Event]) -> tuple[list[StepView], l
 async def read_steps(provider: Provider, instance_id: str, execution_id: int) -> list[StepView]:
     """Return every step of the execution."""
     records = await provider.read_with_execution(instance_id, execution_id)
-    return steps_of(wire.decode_history(record.data for record in records))
+    return steps_of(wire.decode_history(records))
 
 
 async def read_open_steps(
@@ -333,7 +333,7 @@ async def read_history(
         records = await provider.read_with_execution(instance_id, execution_id)
     if not records and provider.capabilities.admin:
         await check_execution(provider.admin, instance_id, execution_id)
-    return wire.decode_history(record.data for record in records)
+    return wire.decode_history(records)
 
 
 async def check_execution(admin: ProviderAdmin, instance_id: str, execution_id: int | None) -> None:

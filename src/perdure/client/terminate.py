@@ -11,13 +11,12 @@ import msgspec
 
 from perdure.errors import CorruptData, InstanceFinished, LockLost
 from perdure.model import events, wire, work
-from perdure.model.envelopes import end_notices, envelope
 from perdure.model.failures import Category, Failure
 from perdure.model.status import Status
+from perdure.model.wire import end_notices, envelope
 from perdure.model.work import parent_link, started_by
 from perdure.providers.records import (
     ExecutionMetadata,
-    HistoryRecord,
     OrchestratorMessage,
     TurnCommit,
 )
@@ -167,9 +166,7 @@ async def _final_commit(
     return TurnCommit(
         execution_id=place.execution_id,
         history_delta=tuple(
-            HistoryRecord(event_id=each.event_id, data=wire.encode(each))
-            for each in (place.started, *ending)
-            if each is not None
+            wire.record_of(each) for each in (place.started, *ending) if each is not None
         ),
         orchestrator_items=tuple(outgoing),
         metadata=_metadata(place, verdict.status, output),
@@ -218,7 +215,7 @@ def _place_to_end(
     """
     last_event_id = max((record.event_id for record in item.history), default=0)
     try:
-        history = wire.decode_history(record.data for record in item.history)
+        history = wire.decode_history(item.history)
     except CorruptData:
         return _Place(item.execution_id, last_event_id, 0, None)
     if not history:

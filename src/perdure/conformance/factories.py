@@ -88,7 +88,7 @@ def event(
 
 
 def record(value: events.Event) -> HistoryRecord:
-    return HistoryRecord(event_id=value.event_id, data=wire.encode(value))
+    return wire.record_of(value)
 
 
 def raw(value: object) -> msgspec.Raw:

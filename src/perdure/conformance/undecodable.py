@@ -177,7 +177,7 @@ class TestUndecodableEvents:
 
         assert [record.event_id for record in records] == [1, 2, 3]
         with pytest.raises(CorruptData, match="FromTheFuture"):
-            wire.decode_history(record.data for record in records)
+            wire.decode_history(records)
 
     async def test_a_payload_that_looks_like_json_is_not_rewritten(self, store: Store) -> None:
         odd = '{ "b":1,\t"a" : 1.0, "a": 12345678901234567890, "e": 1E400 }'

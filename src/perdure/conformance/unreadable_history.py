@@ -32,7 +32,7 @@ def assert_damage_shows(fetched: FetchedOrchestration) -> None:
         assert fetched.item.history == ()
         return
     with pytest.raises(CorruptData):
-        wire.decode_history(record.data for record in fetched.item.history)
+        wire.decode_history(fetched.item.history)
 
 
 @checks
@@ -113,7 +113,7 @@ class TestUnreadableHistory:
         fetched = await take(store, "well")
 
         assert fetched.item.history_error is None
-        assert len(wire.decode_history(record.data for record in fetched.item.history)) == 2
+        assert len(wire.decode_history(fetched.item.history)) == 2
         await store.provider.ack_orchestration_item(
             fetched.lock_token, TurnCommit(execution_id=1, history_delta=(event("well", 3),))
         )
@@ -144,4 +144,4 @@ class TestUnreadableHistory:
             return
         assert [record.event_id for record in records] == [1, 2, 3]
         with pytest.raises(CorruptData):
-            wire.decode_history(record.data for record in records)
+            wire.decode_history(records)

@@ -206,7 +206,7 @@ async def journal(service: Service, given: Window) -> Journal:
     end = min(given.after or count, count)
     start = max(0, end - DETAILS_EVENTS)
     records = await _records(service, given, start, max(1, end - start))
-    steps = steps_of(wire.decode_history(record.data for record in records))
+    steps = steps_of(wire.decode_history(records))
     documents = [step_document(step) for step in steps]
     service.hide(documents)
     return Journal(documents, start + 1)
@@ -279,7 +279,7 @@ async def step(service: Service, given: OneStep) -> StepDetail:
 
 async def _step_after(service: Service, given: OneStep, after: int) -> StepView | None:
     records = await _records(service, given, after, given.event - after + _STEP_EVENTS)
-    steps = steps_of(wire.decode_history(record.data for record in records))
+    steps = steps_of(wire.decode_history(records))
     return next((each for each in steps if each.event_id == given.event), None)
 
 

@@ -25,15 +25,16 @@ from perdure.arguments import (
 )
 from perdure.errors import InvalidValue
 from perdure.limits import TAGS_PER_FILTER_MAX
-from perdure.model.envelopes import ActivityIdentity as ActivityIdentity
-from perdure.model.envelopes import Claim as Claim
-from perdure.model.envelopes import OrchestratorMessage as OrchestratorMessage
-from perdure.model.envelopes import Record
-from perdure.model.envelopes import StartRouting as StartRouting
-from perdure.model.envelopes import TimerIdentity as TimerIdentity
-from perdure.model.envelopes import WorkerMessage as WorkerMessage
 from perdure.model.failures import Block
 from perdure.model.status import Status
+from perdure.model.wire import ActivityIdentity as ActivityIdentity
+from perdure.model.wire import Claim as Claim
+from perdure.model.wire import HistoryRecord as HistoryRecord
+from perdure.model.wire import OrchestratorMessage as OrchestratorMessage
+from perdure.model.wire import Record
+from perdure.model.wire import StartRouting as StartRouting
+from perdure.model.wire import TimerIdentity as TimerIdentity
+from perdure.model.wire import WorkerMessage as WorkerMessage
 from perdure.model.work import JOB_PREFIX, JOB_VERSION
 
 if TYPE_CHECKING:
@@ -74,13 +75,6 @@ class Capabilities:
 
 
 # --- history and messages
-
-
-class HistoryRecord(Record, frozen=True):
-    """One event of a history: its position, and its JSON text."""
-
-    event_id: int
-    data: str
 
 
 class Delivery(Record, frozen=True):

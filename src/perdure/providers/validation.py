@@ -23,8 +23,8 @@ from perdure.limits import (
     TIME_MS_MAX,
     check_id,
 )
-from perdure.model.envelopes import open_activity, open_message
 from perdure.model.status import Status
+from perdure.model.wire import open_activity, open_message
 from perdure.providers.records import (
     EnqueueCondition,
     KvClearAll,

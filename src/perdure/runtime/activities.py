@@ -23,13 +23,13 @@ from perdure.errors import (
 )
 from perdure.limits import ERROR_TEXT_CHARACTERS_MAX
 from perdure.model import wire, work
-from perdure.model.envelopes import (
+from perdure.model.failures import Category, Failure
+from perdure.model.wire import (
     activity_envelope,
     envelope,
     identity_of,
     unreadable_activity,
 )
-from perdure.model.failures import Category, Failure
 from perdure.providers.records import Claim, FetchedWork, SessionFetch
 from perdure.runtime.attempts import (
     ActivityTasks,

@@ -19,7 +19,7 @@ from perdure.authoring.context import ActivityInfo, enter_scope
 from perdure.engine.user_code import is_interruption
 from perdure.errors import CannotUnwrap, LockLost, PerdureError, ProviderError, UsageError
 from perdure.model import work
-from perdure.model.envelopes import envelope
+from perdure.model.wire import envelope
 from perdure.providers.sealing import Sealing
 from perdure.runtime.executors import (
     NotBegun,

@@ -9,16 +9,15 @@ import msgspec
 from perdure.authoring.definitions import parse_version
 from perdure.errors import InternalError
 from perdure.model import events, wire, work
-from perdure.model.envelopes import activity_envelope, end_notices, envelope
 from perdure.model.failures import Category, Failure
 from perdure.model.status import Status
+from perdure.model.wire import activity_envelope, end_notices, envelope
 from perdure.model.work import activity_item
 from perdure.providers.records import (
     ActivityIdentity,
     Claim,
     CustomStatusChange,
     ExecutionMetadata,
-    HistoryRecord,
     KvChange,
     KvClear,
     KvClearAll,
@@ -51,7 +50,6 @@ def build_commit(
     started = execution.started
     is_final = turn.final is not None
     worker_items, claimed = _worker_items(turn, claim_for) if outcome.activities else ((), [])
-    encode = wire.encode
     sends = (
         outcome.timers
         or outcome.children
@@ -68,9 +66,7 @@ def build_commit(
         keep_lock_ms = None
     commit = TrustedCommit(
         execution_id=execution.execution_id,
-        history_delta=tuple(
-            [HistoryRecord(event_id=event.event_id, data=encode(event)) for event in outcome.delta]
-        ),
+        history_delta=tuple(map(wire.record_of, outcome.delta)),
         worker_items=worker_items,
         orchestrator_items=outgoing,
         metadata=_metadata(turn) if is_final or outcome.turn == 1 else _UNCHANGED,

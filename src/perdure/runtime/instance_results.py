@@ -18,7 +18,7 @@ from perdure.codec import require_open
 from perdure.errors import InstanceFinished, NotFound
 from perdure.limits import check_id
 from perdure.model import events, work
-from perdure.model.envelopes import envelope
+from perdure.model.wire import envelope
 from perdure.providers.records import EnqueueCondition
 from perdure.runtime.attempts import LookAgain
 

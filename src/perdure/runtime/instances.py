@@ -24,8 +24,8 @@ from perdure.errors import (
     PayloadError,
 )
 from perdure.model import events, wire, work
-from perdure.model.envelopes import end_notices
 from perdure.model.failures import Block, BlockReason, Mismatch, bounded_text, describe_exception
+from perdure.model.wire import end_notices
 from perdure.model.work import started_by
 from perdure.providers.records import ExecutionMetadata, OrchestratorMessage, TurnCommit
 from perdure.providers.sealing import Sealing
@@ -138,7 +138,7 @@ class Intake:
         try:
             if item.history_error is not None:
                 raise CorruptData("read_history", item.history_error)
-            history = wire.decode_history(record.data for record in item.history)
+            history = wire.decode_history(item.history)
             if history:
                 _check_owner(history[0].instance_id, item.instance_id, "the history")
             arrivals = arrivals_of(item)

@@ -17,8 +17,8 @@ from perdure.client.endings import Finished, PendingStart
 from perdure.engine.inbox import is_mail
 from perdure.errors import CorruptData, NotRegistered
 from perdure.ids import new_id
-from perdure.model.envelopes import envelope
 from perdure.model.failures import Block, BlockReason
+from perdure.model.wire import envelope
 from perdure.providers.records import FetchedOrchestration, OrchestrationFilter, VersionRange
 from perdure.runtime.commit_builder import FRAMEWORK_VERSION
 from perdure.runtime.instances import (

@@ -315,4 +315,4 @@ def assert_replays(
 
 
 def _read(path: Path) -> list[events.Event]:
-    return wire.decode_history(line for line in path.read_text().splitlines() if line.strip())
+    return [wire.decode_event(line) for line in path.read_text().splitlines() if line.strip()]

@@ -12,8 +12,8 @@ from perdure.client.instance import OPEN
 from perdure.client.search import count_names, parse_search, parse_statuses
 from perdure.clock import ManualClock
 from perdure.errors import InvalidValue
-from perdure.model.envelopes import envelope
 from perdure.model.status import Status
+from perdure.model.wire import envelope
 from perdure.model.work import StartOrchestration
 from perdure.providers.records import InstanceQuery
 from perdure.providers.sqlite.memory import InMemoryProvider

@@ -24,10 +24,10 @@ from perdure.client.steps import (
     steps_of,
 )
 from perdure.model import events, wire, work
-from perdure.model.envelopes import envelope
 from perdure.model.failures import Block, BlockReason, Failure
 from perdure.model.status import Status
-from perdure.providers.records import HistoryRecord, InstanceInfo, QueuedMessage, WorkerInfo
+from perdure.model.wire import envelope
+from perdure.providers.records import InstanceInfo, QueuedMessage, WorkerInfo
 
 NOW = 1_700_000_000_000
 
@@ -375,9 +375,7 @@ class Pages:
     """A provider that has one history and notes the size of each read."""
 
     def __init__(self, history):
-        self._records = [
-            HistoryRecord(event_id=event.event_id, data=wire.encode(event)) for event in history
-        ]
+        self._records = [wire.record_of(event) for event in history]
         self.sizes = []
 
     async def read_with_execution(self, _id, _execution, *, after_event_id=0, limit=None):

@@ -64,7 +64,7 @@ def replay_all(path: Path) -> int:
     """Replay every history in the file against the program of this process."""
     histories = json.loads(path.read_text())
     for texts in histories:
-        Execution.replay(program, wire.decode_history(texts), kv={}, codec=JSON).close()
+        Execution.replay(program, list(map(wire.decode_event, texts)), kv={}, codec=JSON).close()
     return len(histories)
 
 

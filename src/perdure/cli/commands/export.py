@@ -429,7 +429,7 @@ def read_recordings(path: Path) -> list[Recorded]:
         snapshots = read_snapshots(str(path), partial=True)
         return [recorded_in(snapshot) for snapshot in snapshots if snapshot.executions]
     try:
-        history = wire.decode_history(lines)
+        history = [wire.decode_event(line) for line in lines]
     except CorruptData as error:
         raise InvalidValue(f"{path} holds no history: {error.message}") from None
     instance_id = history[0].instance_id if history else str(path)
