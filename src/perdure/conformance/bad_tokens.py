@@ -21,7 +21,7 @@ from perdure.conformance.factories import (
     take,
     take_work,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
 from perdure.errors import InvalidValue, LockLost
 from perdure.providers.records import TurnCommit
@@ -29,7 +29,6 @@ from perdure.providers.records import TurnCommit
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from perdure.conformance.harness import Store
 
 TOKENS: Final = {
     "empty": "",

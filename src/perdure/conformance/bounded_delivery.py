@@ -23,7 +23,7 @@ from perdure.conformance.factories import (
     take,
     timer,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
 from perdure.errors import InvalidValue, QueueFull
 from perdure.limits import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
@@ -31,7 +31,6 @@ from perdure.model.status import Status
 from perdure.providers.records import ExecutionMetadata, TurnCommit
 
 if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
     from perdure.providers.records import FetchedOrchestration, OrchestratorMessage
 
 

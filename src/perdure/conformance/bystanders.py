@@ -30,7 +30,7 @@ from perdure.conformance.factories import (
     take_work,
     timer,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.errors import DuplicateEvent, LockLost
 from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Any
 
-    from perdure.conformance.harness import Store
 
 BESIDE = ("held", "free", "paused", "blocked", "parent", "child")
 DELAY_MS = 50 * LOCK_MS

@@ -15,12 +15,11 @@ from perdure.conformance.factories import (
     take,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
 from perdure.providers.records import ExecutionMetadata, OrchestrationFilter, VersionRange
 
 if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
     from perdure.providers.records import Version
 
 

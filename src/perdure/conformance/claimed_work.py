@@ -26,14 +26,13 @@ from perdure.conformance.factories import (
     take_work,
     turn,
 )
-from perdure.conformance.harness import checks, outcomes
+from perdure.conformance.harness import Store, checks, outcomes
 from perdure.conformance.hot_path import keep, keeping
 from perdure.conformance.requires import requires
 from perdure.errors import DuplicateEvent, InvalidValue, LockLost
 from perdure.providers.records import Claim, TagFilter, TurnCommit
 
 if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
     from perdure.providers.records import WorkerMessage
 
 CLAIM = "claim-1"

@@ -24,7 +24,7 @@ from perdure.conformance.factories import (
     take_work,
     timer,
 )
-from perdure.conformance.harness import checks, outcomes
+from perdure.conformance.harness import Store, checks, outcomes
 from perdure.conformance.requires import requires
 from perdure.conformance.sessions import worker
 from perdure.errors import DuplicateEvent, LockLost
@@ -32,7 +32,6 @@ from perdure.limits import BATCH_MESSAGES_MAX, ORPHAN_GRACE_MS
 from perdure.providers.records import ExecutionMetadata, SessionFetch, TurnCommit
 
 if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
     from perdure.providers.contract import Provider
 
 

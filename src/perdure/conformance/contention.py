@@ -22,14 +22,12 @@ from perdure.conformance.factories import (
     take,
     take_work,
 )
-from perdure.conformance.harness import checks, outcomes
+from perdure.conformance.harness import Store, checks, outcomes
 from perdure.errors import LockLost
-from perdure.providers.records import EnqueueCondition, TurnCommit
+from perdure.providers.records import EnqueueCondition, FetchedOrchestration, TurnCommit
 
 if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
     from perdure.providers.contract import Provider
-    from perdure.providers.records import FetchedOrchestration
 
 ROUNDS = 25
 

@@ -24,13 +24,12 @@ from perdure.conformance.factories import (
     take,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.errors import InstanceFinished, InvalidValue, LockLost, NotARoot, NotFound
 from perdure.model.status import Status
 from perdure.providers.records import EnqueueCondition, KvSet, TurnCommit
 
 if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
     from perdure.providers.records import OrchestratorMessage
 
 ENDS = (Status.COMPLETED, Status.FAILED, Status.CANCELLED, Status.TERMINATED)

@@ -13,27 +13,25 @@ from perdure.model import events, wire, work
 from perdure.model.status import Status
 from perdure.providers.records import (
     ActivityIdentity,
+    Claim,
     ExecutionMetadata,
+    FetchedOrchestration,
+    FetchedWork,
     HistoryRecord,
+    OrchestrationFilter,
     OrchestratorMessage,
+    SessionFetch,
     StartRouting,
+    TagFilter,
     TimerIdentity,
     TurnCommit,
+    Version,
     WorkerMessage,
 )
 
 if TYPE_CHECKING:
     from perdure.conformance.harness import Store
     from perdure.providers.contract import Provider
-    from perdure.providers.records import (
-        Claim,
-        FetchedOrchestration,
-        FetchedWork,
-        OrchestrationFilter,
-        SessionFetch,
-        TagFilter,
-        Version,
-    )
 
 NAME = "TestOrch"
 VERSION = "1.0.0"

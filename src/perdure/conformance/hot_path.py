@@ -27,7 +27,7 @@ from perdure.conformance.factories import (
     take,
     take_work,
 )
-from perdure.conformance.harness import checks, outcomes
+from perdure.conformance.harness import Store, checks, outcomes
 from perdure.conformance.requires import requires
 from perdure.errors import DuplicateEvent, InvalidValue, LockLost
 from perdure.model.status import Status
@@ -42,7 +42,6 @@ from perdure.providers.records import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from perdure.conformance.harness import Store
     from perdure.providers.records import FetchedOrchestration
 
 OTHER = "owner-2"

@@ -19,12 +19,11 @@ from perdure.conformance.factories import (
     started,
     take,
 )
-from perdure.conformance.harness import checks, outcomes
+from perdure.conformance.harness import Store, checks, outcomes
 from perdure.errors import LockLost
 from perdure.providers.records import ExecutionMetadata, TurnCommit
 
 if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
     from perdure.providers.records import FetchedOrchestration
 
 FIRST_TURN = ExecutionMetadata(name="TestOrch", version="1.0.0")

@@ -29,7 +29,7 @@ from perdure.conformance.factories import (
     take_work,
     timer,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.observation import difference
 from perdure.conformance.reopening import look
 from perdure.conformance.requires import requires
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Any
 
-    from perdure.conformance.harness import Store
 
 NAMED = ExecutionMetadata(name="TestOrch", version="1.0.0")
 

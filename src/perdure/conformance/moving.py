@@ -30,7 +30,7 @@ from perdure.conformance.factories import (
     timer,
     turn,
 )
-from perdure.conformance.harness import checks, outcomes
+from perdure.conformance.harness import Store, checks, outcomes
 from perdure.conformance.key_value import clear, put, values
 from perdure.conformance.observation import comparable
 from perdure.conformance.requires import requires
@@ -51,7 +51,6 @@ from perdure.providers.sqlite.memory import InMemoryProvider
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from perdure.conformance.harness import Store
     from perdure.providers.contract import Provider
 
 

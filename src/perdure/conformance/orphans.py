@@ -26,13 +26,12 @@ from perdure.conformance.factories import (
     take_work,
     timer,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
 from perdure.errors import NotFound
 from perdure.limits import ORPHAN_GRACE_MS
 
 if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
     from perdure.providers.records import DeadLetter
 
 _LATER_MS: Final = ORPHAN_GRACE_MS + 1_000

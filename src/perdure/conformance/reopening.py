@@ -30,7 +30,7 @@ from perdure.conformance.factories import (
     timer,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.observation import difference
 from perdure.conformance.requires import requires
 from perdure.errors import LockLost
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from perdure.conformance.harness import Store
 
 INSTANCES = ("family", "child", "pending", "parked", "blocked", "ended", "unknown")
 

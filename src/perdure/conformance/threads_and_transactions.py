@@ -23,7 +23,7 @@ from perdure.conformance.factories import (
     take,
     take_work,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires, requires_absent
 from perdure.errors import InvalidValue, LockLost, NotSupported
 from perdure.providers.records import SessionFetch
@@ -31,7 +31,6 @@ from perdure.providers.records import SessionFetch
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from perdure.conformance.harness import Store
 
 JOIN_SECONDS = 20.0
 

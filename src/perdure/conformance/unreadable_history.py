@@ -12,7 +12,7 @@ import pytest
 
 from perdure.conformance.capability_filtering import ONE, TWO, pinned
 from perdure.conformance.factories import create, enqueue, event, fetch, finish, raised, take
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
 from perdure.errors import CorruptData
 from perdure.model import wire
@@ -21,7 +21,6 @@ from perdure.model.status import Status
 from perdure.providers.records import ExecutionMetadata, TurnCommit
 
 if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
     from perdure.providers.records import FetchedOrchestration
 
 

@@ -19,14 +19,13 @@ from perdure.conformance.factories import (
     take_work,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.model.failures import Block, BlockReason
 from perdure.providers.records import CustomStatusChange, EnqueueCondition
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from perdure.conformance.harness import Store
     from perdure.providers.waiting import Watch
 
 WAIT_MS = 30_000

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from perdure.clock import ManualClock
 from perdure.conformance._machine.plans import INSTANCES, LOST, OWNERS
-from perdure.conformance.harness import Store
+from perdure.conformance.harness import ProviderFactory, Store
 from perdure.conformance.observation import (
     comparable,
     details,
@@ -28,7 +28,6 @@ from perdure.providers.records import ActivityIdentity, SessionFetch, TagFilter
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from perdure.conformance.harness import ProviderFactory
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
 

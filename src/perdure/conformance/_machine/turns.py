@@ -17,7 +17,7 @@ from perdure.conformance._machine.comparison import (
     Side,
     action,
 )
-from perdure.conformance._machine.plans import MessagePlan
+from perdure.conformance._machine.plans import CommitPlan, MessagePlan, WorkPlan
 from perdure.limits import BATCH_BYTES_MAX
 from perdure.model.status import Status
 from perdure.providers.records import (
@@ -34,7 +34,6 @@ from perdure.providers.records import (
 )
 
 if TYPE_CHECKING:
-    from perdure.conformance._machine.plans import CommitPlan, WorkPlan
     from perdure.model.failures import Block
     from perdure.providers.records import FetchedOrchestration, OrchestrationFilter
 
