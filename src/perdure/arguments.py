@@ -76,9 +76,9 @@ def to_seconds(value: Any, what: str, *, minimum: float = 0) -> float:
     return float(length)
 
 
-def to_milliseconds(value: Any, what: str, *, minimum: float = 0) -> int:
+def to_milliseconds(value: Any, what: str) -> int:
     """Return a length of time in milliseconds; one above 0 gives at least 1."""
-    length = to_seconds(value, what, minimum=minimum)
+    length = to_seconds(value, what)
     return max(1, round(length * 1000)) if length > 0 else round(length * 1000)
 
 

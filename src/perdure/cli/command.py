@@ -222,24 +222,19 @@ def data_option() -> Callable[[F], F]:
     )
 
 
-def yes_option() -> Callable[[F], F]:
-    return click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-
-
-def query_option() -> Callable[[F], F]:
-    return click.option("--query", metavar="QUERY", help="All that fit; see perdure list --help.")
-
-
-def module_option() -> Callable[[F], F]:
-    return click.option(
-        "-m",
-        "--module",
-        "modules",
-        metavar="MODULE",
-        multiple=True,
-        help="Where the orchestrations are: shop.flows, flows.py or shop.flows:HANDLERS. "
-        "Default: $PERDURE_MODULE, pyproject.toml [tool.perdure] module.",
-    )
+yes_option: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+query_option: Final = click.option(
+    "--query", metavar="QUERY", help="All that fit; see perdure list --help."
+)
+module_option: Final = click.option(
+    "-m",
+    "--module",
+    "modules",
+    metavar="MODULE",
+    multiple=True,
+    help="Where the orchestrations are: shop.flows, flows.py or shop.flows:HANDLERS. "
+    "Default: $PERDURE_MODULE, pyproject.toml [tool.perdure] module.",
+)
 
 
 def id_argument(name: str = "instance_id", **extra: Any) -> Callable[[F], F]:
@@ -276,24 +271,14 @@ def ids_argument() -> Callable[[F], F]:
     return decorate
 
 
-def execution_option() -> Callable[[F], F]:
-    return click.option(
-        "--execution",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="That execution instead of the latest (they count up with continue-as-new).",
-    )
-
-
-def log_option() -> Callable[[F], F]:
-    return click.option(
-        "--log",
-        "log_level",
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        default="info",
-        show_default=True,
-        help="The lowest level of messages to print.",
-    )
+log_option: Final = click.option(
+    "--log",
+    "log_level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The lowest level of messages to print.",
+)
 
 
 def duration_option(flag: str, name: str, help: str) -> Callable[[F], F]:  # noqa: A002

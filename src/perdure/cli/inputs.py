@@ -51,11 +51,11 @@ def read_bytes(text: str, option: str) -> bytes:
     return data
 
 
-def read_arguments(text: str | None, option: str) -> tuple[Any, ...]:
-    """Return the arguments of an orchestration: a JSON array, or one value for one parameter."""
+def read_arguments(text: str | None) -> tuple[Any, ...]:
+    """Return the arguments in ``--input``: a JSON array, or one value for one parameter."""
     if text is None:
         return ()
-    value = read_json(text, option)
+    value = read_json(text, "--input")
     return tuple(value) if is_list(value) else (value,)
 
 

@@ -194,8 +194,11 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Generator[Callable[[int, int], None]]:
-    """Give a function that shows (done, total) on a terminal; the line is gone at the end."""
+def progress() -> Generator[Callable[[int, int], None]]:
+    """Yield a function that shows a count of instances, (done, total), on a terminal.
+
+    The line is removed at the end.
+    """
     shown_at = 0.0
 
     def show(done: int, total: int) -> None:
@@ -205,7 +208,7 @@ def progress(what: str) -> Generator[Callable[[int, int], None]]:
             shown_at = now
             filled = done * _BAR_WIDTH // max(done, total, 1)
             bar = f"{'#' * filled}{'.' * (_BAR_WIDTH - filled)}"
-            sys.stderr.write(f"\r[{bar}] {done} of {max(done, total)} {what}")
+            sys.stderr.write(f"\r[{bar}] {done} of {max(done, total)} instances")
             sys.stderr.flush()
 
     try:

@@ -11,7 +11,7 @@ import msgspec
 from perdure.authoring.communication import ASK_PREFIX, is_promise, promise_key
 from perdure.client.formats import counted, shown_duration
 from perdure.client.instance import InstanceStats, block_of, failure_of
-from perdure.client.steps import Arrival, StepView, Unread, read_records, steps_and_unread
+from perdure.client.steps import MailKind, StepView, Unread, read_records, steps_and_unread
 from perdure.errors import CorruptData, NotFound
 from perdure.model import events, wire, work
 from perdure.model.failures import BlockReason
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from perdure.providers.administration import ProviderAdmin
     from perdure.providers.contract import Provider
 
-Activity: TypeAlias = Literal[
+Doing: TypeAlias = Literal[
     "pending", "running", "retrying", "waiting", "sleeping", "paused", "blocked", "ended"
 ]
 
 TAIL_EVENTS: Final = 200
 """Events at the end of a history that are read for the sentence, even of a long history."""
 QUEUE_LIMIT: Final = 200
+"""Queued messages, and queued activities, that are read for the sentence."""
 _COUNTED_MAX: Final = 10_000
 """Queued messages and activities that are counted at most."""
 _NO_WORKER: Final = "; no worker is running"
@@ -48,7 +49,7 @@ DETAILS_EVENTS: Final = 5_000
 class Insight(msgspec.Struct, frozen=True, kw_only=True):
     """The current activity of an instance."""
 
-    doing: Activity
+    doing: Doing
     sentence: str
     since_ms: int
     due_ms: int | None = None
@@ -158,7 +159,7 @@ class InstanceDetails(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unread(self) -> list[Unread]:
         """Events and messages that the code has not asked for yet, queued ones included."""
-        counts: dict[tuple[Arrival, str], int] = {
+        counts: dict[tuple[MailKind, str], int] = {
             (each.kind, each.name): each.count for each in self.last.unread
         }
         for queued in self.around.messages:
@@ -166,7 +167,7 @@ class InstanceDetails(msgspec.Struct, frozen=True, kw_only=True):
                 item = wire.decode_item(queued.message.body)
                 if isinstance(item, work.ExternalRaised | work.QueueMessage):
                     is_event = isinstance(item, work.ExternalRaised)
-                    key: tuple[Arrival, str] = ("event" if is_event else "message", item.name)
+                    key: tuple[MailKind, str] = ("event" if is_event else "message", item.name)
                     counts[key] = counts.get(key, 0) + 1
         if self.info.status.is_final:
             return []
@@ -429,7 +430,7 @@ def _single(
     info: InstanceInfo, step: StepView, due_ms: int | None, context: QueueContext, now_ms: int
 ) -> Insight:
     waited = shown_duration(now_ms - step.since_ms)
-    doing: Activity = "waiting"
+    doing: Doing = "waiting"
     match step.kind:
         case "activity":
             attempt = next((a for a in context.attempts if a.activity_id == step.event_id), None)

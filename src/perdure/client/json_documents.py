@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from perdure.client.formats import filled, iso_time
-from perdure.client.insights import Activity, Attempt, Insight, InstanceDetails
+from perdure.client.insights import Attempt, Doing, Insight, InstanceDetails
 from perdure.client.instance import InstanceStats, block_of, failure_of
 from perdure.client.steps import Kind, State, StepView, Unread
 from perdure.model.failures import Block, Failure
@@ -40,7 +40,7 @@ class InstanceDocument(msgspec.Struct, kw_only=True):
     """The result of a Completed instance, as it is stored."""
     failure: Failure | None
     block: Block | None
-    doing: Activity | UnsetType = UNSET
+    doing: Doing | UnsetType = UNSET
     sentence: str | UnsetType = UNSET
     due_at: str | UnsetType | None = UNSET
 
@@ -89,8 +89,7 @@ class DetailsDocument(InstanceDocument, kw_only=True):
     attempts: tuple[Attempt, ...]
     queued_messages: int
     stats: InstanceStats | None
-    """None: the history is too long to be measured at each look of the dashboard."""
-    """Sizes of the history, the queues and the state."""
+    """Sizes of the history, the queues and the state; None in the API if the history is long."""
     unread: list[Unread]
     """Events and messages that the code has not asked for yet."""
     problem: str | None

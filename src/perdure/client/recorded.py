@@ -178,7 +178,7 @@ def opened(recorded: Recorded, codec: Codec) -> Recorded:
     )
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one replay."""
 
     instance_id: str
@@ -223,15 +223,15 @@ async def suspended(
         yield execution
 
 
-def check(recorded: Recorded, registry: Registry, codec: Codec) -> Finding:
+def check(recorded: Recorded, registry: Registry, codec: Codec) -> ReplayResult:
     """Replay one execution and say whether the code repeats it."""
     names = {name: getattr(recorded, name) for name in ("instance_id", "name", "version")}
     try:
         with replayed(recorded, registry, codec):
-            return Finding(**names, verdict="ok")
+            return ReplayResult(**names, verdict="ok")
     except Nondeterminism as error:
         at = error.mismatch
-        return Finding(
+        return ReplayResult(
             **names,
             verdict="diverges",
             report=error.report,
@@ -241,9 +241,9 @@ def check(recorded: Recorded, registry: Registry, codec: Codec) -> Finding:
             site="" if at is None else at.site,
         )
     except NotRegistered as error:
-        return Finding(**names, verdict="no code", report=str(error))
+        return ReplayResult(**names, verdict="no code", report=str(error))
     except (CorruptData, PayloadError) as error:
-        return Finding(**names, verdict="bad data", report=str(error))
+        return ReplayResult(**names, verdict="bad data", report=str(error))
 
 
 # --- the variables of suspended code

@@ -14,7 +14,7 @@ from perdure.client.formats import counted
 from perdure.client.recorded import state_after
 from perdure.client.rerun import finished_steps
 from perdure.client.steps import RUN_BY_WORKERS, StepView, started_of, steps_of
-from perdure.client.terminate import QUEUE_LIMIT, operator_lock
+from perdure.client.terminate import QUEUED_MAX, operator_lock
 from perdure.errors import (
     CorruptData,
     InstanceFinished,
@@ -362,7 +362,7 @@ async def _is_being_cancelled(provider: Provider, info: InstanceInfo) -> bool:
         for event in events.without_undone(history)
     ):
         return True
-    queued = await provider.admin.list_messages(info.instance_id, limit=QUEUE_LIMIT)
+    queued = await provider.admin.list_messages(info.instance_id, limit=QUEUED_MAX)
     return any(each.message.kind == work.CancelInstance.__name__ for each in queued)
 
 

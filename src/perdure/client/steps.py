@@ -147,13 +147,13 @@ class StepView(msgspec.Struct, kw_only=True):
         return getattr(self.outcome, "attempts", 0)
 
 
-Arrival: TypeAlias = Literal["event", "message"]
+MailKind: TypeAlias = Literal["event", "message"]
 
 
 class Unread(msgspec.Struct, frozen=True, kw_only=True):
     """Arrivals of one name that the code has not asked for yet."""
 
-    kind: Arrival
+    kind: MailKind
     name: str
     count: int = 1
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _LOCK_MS = 10_000
 _TRIES = 5
 _OTHER_OPERATOR_MS = 500
-QUEUE_LIMIT = 100_000
-"""More messages or work items than an instance has."""
+QUEUED_MAX = 100_000
+"""Limit of a read that is to return all messages, or all work items, of an instance."""
 
 _Ended: TypeAlias = events.OrchestrationTerminated | events.OrchestrationCancelled
 _Start = TypeVar("_Start", work.StartOrchestration, work.ContinueAsNew)
@@ -74,7 +74,7 @@ async def cancel_delayed(provider: Provider, instance_id: str, reason: str, cloc
     info = await provider.admin.get_instance_info(instance_id)
     if info.status not in {Status.PENDING, Status.PAUSED}:
         return False
-    queued = await provider.admin.list_messages(instance_id, limit=QUEUE_LIMIT)
+    queued = await provider.admin.list_messages(instance_id, limit=QUEUED_MAX)
     starts = [each.visible_at_ms for each in queued if each.message.start is not None]
     if not starts or min(starts) <= clock.now_ms():
         return False
@@ -142,8 +142,8 @@ async def _final_commit(
     verdict: _Verdict, admin: ProviderAdmin, item: OrchestrationItem, reason: str, now_ms: int
 ) -> TurnCommit:
     failure = Failure(category=verdict.category, message=reason)
-    queued_work = await admin.list_work(item.instance_id, limit=QUEUE_LIMIT)
-    messages = await admin.list_messages(item.instance_id, limit=QUEUE_LIMIT)
+    queued_work = await admin.list_work(item.instance_id, limit=QUEUED_MAX)
+    messages = await admin.list_messages(item.instance_id, limit=QUEUED_MAX)
     place = _place_to_end(item, messages, now_ms)
     if verdict is _CANCELLED and place.started is None:
         raise _HasBegun

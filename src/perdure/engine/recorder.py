@@ -59,7 +59,6 @@ _CALLED: Final[Mapping[Family, str]] = {
 _CONSTANTS: Final = (str, int, float, bytes, type(None))
 """Classes of values that cannot be changed; bool is an int."""
 _STEP: Final[type[Step[Any]]] = Step
-_TIME_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999
 
 
 class CodeRecorder:
@@ -618,7 +617,7 @@ class CodeRecorder:
             raise InvalidValue(f"a durable timer needs a finite delay, not {seconds!r} seconds")
         # Rounded first: the float arithmetic of a deadline must not add a millisecond.
         fire_at_ms = self.now_ms + max(0, math.ceil(round(seconds * 1000, 2)))
-        if fire_at_ms > _TIME_MS_MAX:
+        if fire_at_ms > limits.TIME_MS_MAX:
             raise InvalidValue(f"a durable timer must end before the year 10000: {seconds!r} s")
         return fire_at_ms
 

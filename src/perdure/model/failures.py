@@ -29,8 +29,6 @@ class Category(StrEnum):
     CANCELLED = "cancelled"
     TERMINATED = "terminated"
     TIMEOUT = "timeout"
-    CONFIGURATION = "configuration"
-    INFRASTRUCTURE = "infrastructure"
     POISON = "poison"
 
 
@@ -43,7 +41,6 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     lineage: tuple[str, ...] = ()
     """Class names of the exception, most derived first, so that a retry policy can name a base."""
     traceback: str = ""
-    retryable: bool = False
     attempts: int = 0
     detail: str = ""
     """More for people: the raw payload of a poison message, or why ``raised`` is missing."""

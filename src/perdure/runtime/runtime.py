@@ -21,6 +21,7 @@ from perdure.authoring.definitions import Handler, Orchestration, Registry
 from perdure.authoring.lint import findings_in
 from perdure.authoring.policies import Keep, parse_keep
 from perdure.client.client import Client
+from perdure.client.formats import counted
 from perdure.client.retention import keep_rules
 from perdure.client.starting import TraceCarrier
 from perdure.clock import Clock, ManualClock
@@ -146,8 +147,8 @@ class Runtime(Client):
             "perdure %s on %s serves %s and %s",
             VERSION,
             self.provider.name,
-            _counted(self.registry.own_orchestrations, "orchestration", "orchestrations"),
-            _counted(self.registry.own_activities, "activity", "activities"),
+            counted(self.registry.own_orchestrations, "orchestration"),
+            counted(self.registry.own_activities, "activity"),
         )
         for text in self.registry.incompatible_versions():
             log.warning("%s", text)
@@ -338,10 +339,6 @@ def _lifespan_of(module: ModuleType) -> Any:
     if iscoroutinefunction(found):
         raise UsageError(f"lifespan(runtime) of {module.__name__} must yield once: yield [pool]")
     return asynccontextmanager(found) if isasyncgenfunction(found) else found
-
-
-def _counted(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
 
 
 def _check_transactions(registry: Registry, provider: Provider) -> None:

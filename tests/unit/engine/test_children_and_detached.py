@@ -114,7 +114,6 @@ def test_an_automatic_id_stays_within_the_limit():
     [
         (Category.APPLICATION, OrchestrationFailed),
         (Category.POISON, OrchestrationFailed),
-        (Category.CONFIGURATION, OrchestrationFailed),
         (Category.CANCELLED, OrchestrationCancelled),
         (Category.TERMINATED, OrchestrationTerminated),
     ],

@@ -103,9 +103,9 @@ class Targets:
 # The fields of ``Targets``.
 _target_options = combined(
     ids_argument(),
-    query_option(),
+    query_option,
     click.option("--dry-run", is_flag=True, help="Only say what would be done."),
-    yes_option(),
+    yes_option,
     output_option("table", "json"),
 )
 
@@ -183,7 +183,7 @@ async def _apply(
     session: Session, verb: Verb, apply: Apply, ids: list[str], targets: Targets
 ) -> int:
     outcomes: list[tuple[str, object]] = []
-    with progress("instances") as show:
+    with progress() as show:
         for start in range(0, len(ids), _AT_ONCE):
             chunk = ids[start : start + _AT_ONCE]
             try:
@@ -388,7 +388,7 @@ async def _is_orphan(session: Session, instance_id: str) -> bool:
     metavar="N",
     help="Keep the past up to the end of the turn of event N; see perdure history.",
 )
-@module_option()
+@module_option
 @output_option("table", "json", "ids")
 def rerun(
     instance_id: str,
@@ -409,7 +409,7 @@ def rerun(
     """
     if from_event is not None and (input_text is not None or version is not None):
         raise UsageError("--from-event keeps input and version: the past was made with them")
-    given = None if input_text is None else read_arguments(input_text, "--input")
+    given = None if input_text is None else read_arguments(input_text)
     bounds, codec = _load(current_settings().modules(modules), from_event)
 
     async def body(session: Session) -> None:

@@ -180,7 +180,7 @@ async def check(session: Session, quick: bool, output: str) -> int:
     checked = 0
     if not quick:
         total = await session.admin.count_instances()
-        with progress("instances") as show:
+        with progress() as show:
             async for damage in check_instances(session.provider):
                 checked += damage is None
                 damages += [] if damage is None else [damage]
@@ -212,7 +212,7 @@ _CHUNK: Final = 500
 @duration_option("--older-than", "older_ms", "Only those that ended before.")
 @click.option("--query", metavar="QUERY", default="", help="Only of instances that fit.")
 @click.option("--dry-run", is_flag=True, help="Only count what would go.")
-@yes_option()
+@yes_option
 @output_option("table", "json")
 async def prune(
     session: Session,
@@ -243,7 +243,7 @@ async def prune(
         if not yes and not is_wanted(f"drop {number} past executions"):
             return
         number = 0
-        with progress("instances") as show:
+        with progress() as show:
             for start in range(0, len(ids), _CHUNK):
                 chosen = InstanceQuery(instance_ids=tuple(ids[start : start + _CHUNK]))
                 pruned = await session.admin.prune_executions_bulk(chosen, options)
@@ -417,7 +417,7 @@ async def _copy(source: str, target: str, move: bool, replace: bool) -> CopyRepo
 
 async def _into(origin: Provider, target: str | Provider, **options: Any) -> CopyReport:
     async with open_provider(target) as destination:
-        with progress("instances") as show:
+        with progress() as show:
             return await copy_store(origin, destination, on_progress=show, **options)
 
 
@@ -429,7 +429,7 @@ async def _into_directory(origin: Provider, target: Path) -> None:
 
 
 @db.add("unmove", examples=["perdure db unmove --store shop.db", "perdure db unmove -y"])
-@yes_option()
+@yes_option
 @output_option("table", "json")
 def unmove(yes: bool, output: str) -> None:
     """Take back the mark of db copy --move: the store is used again.

@@ -109,7 +109,7 @@ async def requeue(session: Session, letter_ids: tuple[int, ...]) -> None:
 )
 @click.argument("letter_ids", metavar="[LETTER]...", type=int, nargs=-1)
 @click.option("--all", "is_all", is_flag=True, help="Every dead letter of the store.")
-@yes_option()
+@yes_option
 async def delete(session: Session, letter_ids: tuple[int, ...], is_all: bool, yes: bool) -> None:
     """Delete dead letters for good; their messages are lost."""
     if bool(letter_ids) == is_all:

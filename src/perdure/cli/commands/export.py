@@ -69,7 +69,7 @@ _LINE_CHARACTERS_MAX: Final = 512 * 1024 * 1024
     ],
 )
 @ids_argument()
-@query_option()
+@query_option
 @click.option(
     "--file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -131,7 +131,7 @@ def _private_file(path: Path) -> Generator[IO[str]]:
 
 async def _write(session: Session, chosen: list[str], target: IO[str]) -> int:
     number = 0
-    with progress("instances") as show:
+    with progress() as show:
         async for line in export_lines(session.admin, chosen):
             # Escaping breaks the checksum, so only output to a terminal is escaped.
             target.write((clean_json(line) if target.isatty() else line) + "\n")
@@ -226,7 +226,7 @@ def import_command(
     async def body(session: Session) -> None:
         read = _reader(file, partial=partial)
         total = await _check(session, file, read, partial=partial)
-        with progress("instances") as show:
+        with progress() as show:
             for snapshot in read():
                 await import_one(session, snapshot)
                 show(len(done.imported) + len(done.already_there), total)

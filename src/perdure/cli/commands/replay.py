@@ -15,7 +15,7 @@ from perdure.cli.exits import Exit
 from perdure.cli.render import Cell, echo, glyph, print_json, print_json_line
 from perdure.cli.session import Session, run
 from perdure.client.formats import counted
-from perdure.client.recorded import Finding, Recorded, check, read_recorded
+from perdure.client.recorded import Recorded, ReplayResult, check, read_recorded
 from perdure.client.search import parse_search
 from perdure.client.steps import ComparedStep, Comparison, compare
 from perdure.errors import NotFound
@@ -55,9 +55,9 @@ def replay(module: str, sources: tuple[str, ...], query: str, is_long: bool, out
     registry, codec = load_code([module], "perdure replay")
     files = [source for source in sources if _is_file(source)]
     ids = [source for source in sources if source not in files]
-    findings: list[Finding] = []
+    findings: list[ReplayResult] = []
 
-    async def body(session: Session) -> list[Finding]:
+    async def body(session: Session) -> list[ReplayResult]:
         recorded = _by_ids(session, ids) if ids else _in_flight(session, query)
         return [check(execution, registry, codec) async for execution in recorded]
 
@@ -87,7 +87,7 @@ async def _in_flight(session: Session, query: str) -> AsyncIterator[Recorded]:
             continue  # not begun yet, or deleted: there is no history to compare
 
 
-def _print(findings: list[Finding], output: str, is_long: bool) -> int:
+def _print(findings: list[ReplayResult], output: str, is_long: bool) -> int:
     counts = Counter(finding.verdict for finding in findings)
     bad = [finding for finding in findings if finding.verdict != "ok"]
     if output == "jsonl":
@@ -105,7 +105,7 @@ def _print(findings: list[Finding], output: str, is_long: bool) -> int:
     return Exit.ERROR if bad else Exit.OK
 
 
-def _print_finding(finding: Finding, is_long: bool) -> None:
+def _print_finding(finding: ReplayResult, is_long: bool) -> None:
     at = "" if finding.event_id is None else f" at event {finding.event_id}"
     echo(
         Cell(f"{glyph('failed')} ", "bold red"),

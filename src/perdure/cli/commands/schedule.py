@@ -159,7 +159,7 @@ async def trigger(session: Session, schedule_id: str) -> None:
 @click.option("--from", "begin", metavar="TIME", required=True, help="A date, or an age: 7d.")
 @click.option("--to", "end", metavar="TIME", default="0s", help="Default: now.")
 @click.option("--dry-run", is_flag=True, help="Print the slots and start none.")
-@yes_option()
+@yes_option
 async def backfill(
     session: Session, schedule_id: str, begin: str, end: str, dry_run: bool, yes: bool
 ) -> None:
@@ -182,7 +182,7 @@ async def backfill(
 
 @schedule.add("remove", examples=["perdure schedule remove report -y"])
 @_ID
-@yes_option()
+@yes_option
 async def remove(session: Session, schedule_id: str, yes: bool) -> None:
     """Delete a schedule. The instances that it has started stay."""
     info = await session.client.schedules.describe(schedule_id)

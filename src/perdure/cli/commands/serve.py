@@ -34,7 +34,7 @@ _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 @click.option("--read-only", is_flag=True, help="Refuse every write.")
 @click.option("--allow-host", "hosts", multiple=True, help="A further name of this server.")
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
-@module_option()
+@module_option
 def serve(
     place: str | None,
     listen: str,

@@ -12,7 +12,7 @@ import click
 import msgspec
 from msgspec.structs import asdict
 
-from perdure.cli.command import command, execution_option, id_argument, module_option, output_option
+from perdure.cli.command import command, id_argument, module_option, output_option
 from perdure.cli.details import print_details, shown_status
 from perdure.cli.render import (
     Cell,
@@ -174,7 +174,7 @@ _CALL_MAX: Final = 40
     examples=["perdure stack o-1 -m shop.flows", "perdure stack o-1 -m flows.py -o json"],
 )
 @id_argument()
-@module_option()
+@module_option
 @output_option("table", "json")
 def stack(instance_id: str, modules: tuple[str, ...], output: str) -> None:
     """Show where each branch of the code waits: file, line, source and local variables.
@@ -211,7 +211,7 @@ def stack(instance_id: str, modules: tuple[str, ...], output: str) -> None:
 )
 @id_argument()
 @click.argument("expression", metavar="EXPR")
-@module_option()
+@module_option
 def peek(instance_id: str, expression: str, modules: tuple[str, ...]) -> None:
     """Print a local variable of the code of an instance, or a part of it, as JSON.
 
@@ -345,7 +345,12 @@ _SITE_WIDTH_MIN: Final = 120
     ],
 )
 @id_argument()
-@execution_option()
+@click.option(
+    "--execution",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="That execution instead of the latest (they count up with continue-as-new).",
+)
 @click.option("--type", "kind", metavar="TEXT", help="Only events whose type contains it.")
 @click.option("--failed", is_flag=True, help="Only what went wrong.")
 @click.option("--grep", metavar="REGEX", help="Only events whose stored text matches.")

@@ -105,7 +105,7 @@ def start(
     """
     if timeout_ms is not None and not wait:
         raise UsageError("--timeout needs --wait; a start alone waits for nothing")
-    arguments = read_arguments(input_text, "--input")
+    arguments = read_arguments(input_text)
     chosen = uuid.uuid4().hex if instance_id is None else instance_id
     _check_arguments(name, chosen, version)
     carried = None if message is None else (message[0], read_json(message[1], "--message"))

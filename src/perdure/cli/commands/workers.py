@@ -89,7 +89,7 @@ logger = logging.getLogger("perdure")
     is_flag=True,
     help="Replay instances in every turn: code that does not repeat itself shows at once.",
 )
-@log_option()
+@log_option
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
@@ -311,7 +311,7 @@ _WORKER_OPTIONS: Final = ("--lock", "3s", "--drain", f"{_DRAIN_SECONDS}s", "--al
     examples=["perdure dev flows.py", "perdure dev shop.flows --store shop.db --log debug"],
 )
 @click.argument("modules", metavar="[MODULE]...", nargs=-1)
-@log_option()
+@log_option
 def dev(modules: tuple[str, ...], log_level: str) -> None:
     """Run a worker for MODULE and restart it whenever a Python file changes here.
 
