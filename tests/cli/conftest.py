@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import perdure
 from cli import flows
 from integration.conditions import until
 from patience import HANG_SECONDS
@@ -128,9 +129,10 @@ def sqlite_cli(tmp_path, monkeypatch):
 
 @pytest.fixture
 def environ():
-    """For processes: the same interpreter, with the tests importable."""
-    tests = str(Path(flows.__file__).parent.parent)
-    return {**os.environ, "PYTHONPATH": tests, "PERDURE_STORE": "store.db"}
+    """For processes: the same interpreter and package, with the tests importable."""
+    folders = (Path(each.__file__).parent.parent for each in (perdure, flows))
+    path = os.pathsep.join(map(str, folders))
+    return {**os.environ, "PYTHONPATH": path, "PERDURE_STORE": "store.db"}
 
 
 @pytest.fixture

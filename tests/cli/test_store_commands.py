@@ -1,6 +1,7 @@
 """``db``, ``doctor`` and ``completion``: looking after a store and its surroundings."""
 
 import contextlib
+import json
 import re
 import shutil
 import sqlite3
@@ -413,24 +414,27 @@ def test_completion_prints_a_script_for_each_shell(sqlite_cli, shell):
     script = sqlite_cli("completion", shell).out
 
     assert "_PERDURE_COMPLETE" in script
+    assert shell != "fish" or 'string split --max 1 ","' in script  # an id may have commas
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=script, text=True, check=True)
 
 
-def complete(line, environ, tmp_path):
+def complete(line, environ, tmp_path, shell="bash"):
     words = line.split(" ")
     environ = {
         **environ,
-        "_PERDURE_COMPLETE": "bash_complete",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(words) - 1),
+        "_PERDURE_COMPLETE": f"{shell}_complete",
+        "COMP_WORDS": line.replace(" ", "\n") if shell == "bash" else line,
+        "COMP_CWORD": words[-1] if shell == "fish" else str(len(words) - 1),
     }
     code = "import sys; sys.argv = ['perdure']; from perdure.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, cwd=tmp_path, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    return [item.partition(",")[2] for item in done.stdout.splitlines() if item]
+    if shell == "zsh":  # three lines for each: type, value, description
+        return done.stdout.splitlines()[1::3]
+    return [item.partition(",")[2].partition("\t")[0] for item in done.stdout.splitlines() if item]
 
 
 def test_completion_knows_commands_options_and_ids(sqlite_cli, environ, tmp_path):
@@ -471,6 +475,44 @@ def test_bash_runs_nothing_of_an_id_that_it_completes(sqlite_cli, environ, tmp_p
 
     assert not (tmp_path / "pwned").exists()
     assert quote == '"' or "Waiting" in seen, seen
+
+
+COMPLETED = {
+    "a": r"a\b",
+    "b": "b,c,",
+    "c": "c*[x]?",
+    "d:e": "d:e:$(touch pwned)",
+    "e=1:": "e=1:2 3",
+    "f": r"f'b\'$(touch pwned)\'",
+    "-- -": "-g",
+}
+"""The id that belongs to each beginning that is typed."""
+
+
+def test_bash_completes_the_very_id(sqlite_cli, environ, tmp_path):
+    for instance_id in COMPLETED.values():
+        sqlite_cli("start", "hello", "--id", instance_id, "--input", '["x"]')
+    (tmp_path / "ab").touch()  # a file that a pattern could match
+    (tmp_path / "script").write_text(sqlite_cli("completion", "bash").out)
+    environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
+    shows = [f"perdure show -o json {typed}\t > found{n}" for n, typed in enumerate(COMPLETED)]
+    _, seen = see(
+        ("--norc", "--noprofile", "-i"), 140, environ, tmp_path,
+        answers="\n".join([". ./script", *shows, "exit\n"]).encode(), program=("bash",),
+    )  # fmt: skip
+
+    assert not (tmp_path / "pwned").exists(), seen
+    found = [(tmp_path / f"found{n}").read_text() for n in range(len(COMPLETED))]
+    assert all(found), seen
+    assert [json.loads(each)["id"] for each in found] == list(COMPLETED.values()), seen
+
+
+@pytest.mark.parametrize(("shell", "written"), [("zsh", r"a\\b,c"), ("fish", r"a\b,c")])
+def test_other_shells_get_what_becomes_the_very_id(sqlite_cli, environ, tmp_path, shell, written):
+    """Zsh takes one backslash of two from a value; fish takes all that follows the first comma."""
+    sqlite_cli("start", "hello", "--id", r"a\b,c", "--input", '["x"]')
+
+    assert complete("perdure show a", environ, tmp_path, shell) == [written]
 
 
 def test_completion_of_ids_is_silent_without_a_store(environ, tmp_path):

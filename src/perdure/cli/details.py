@@ -17,8 +17,9 @@ from perdure.cli.render import (
     print_facts,
     print_steps,
     status_style,
+    suggest,
 )
-from perdure.cli.session import suggest_commands
+from perdure.cli.session import store_option
 from perdure.client.formats import counted, shown_age, shown_duration, shown_time
 from perdure.client.insights import QUEUE_LIMIT, Attempt, Insight, InstanceDetails, next_commands
 from perdure.client.instance import block_of, failure_of
@@ -135,7 +136,7 @@ def print_details(
     _print_trouble(details)
     if is_terminal():
         echo("")
-        suggest_commands(*next_commands(details))
+        suggest(*(f"perdure {each}" for each in next_commands(details, store_option())))
 
 
 def _facts(details: InstanceDetails, now_ms: int) -> list[tuple[str, str]]:

@@ -125,11 +125,17 @@ def current_settings() -> Settings:
     return settings
 
 
-def suggest_commands(*commands: str) -> None:
-    """Print the commands that could follow, such as ``"show o-1"``, for the same store."""
+def store_option() -> str:
+    """Return the option that names the same store to another command; empty without the flag."""
     flag = current_settings().store_flag
-    where = "" if flag is None else f" --store {shlex.quote(shown_store(flag))}"
-    suggest(*(f"perdure {command}{where}" for command in commands))
+    return "" if flag is None else f" --store {shlex.quote(shown_store(flag))}"
+
+
+def suggest_commands(instance_id: str, *commands: str) -> None:
+    """Print the commands that could follow, such as ``"show ID"``, for the same store."""
+    from perdure.client.insights import command_line
+
+    suggest(*(f"perdure {command_line(each, instance_id, store_option())}" for each in commands))
 
 
 def run(body: Callable[[Session], Awaitable[T]], *, creates: bool = False) -> T:

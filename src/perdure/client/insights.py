@@ -200,29 +200,46 @@ async def read_details(
     )
 
 
-def next_commands(details: InstanceDetails) -> list[str]:
-    """Return the commands of ``perdure`` that fit the status of an instance."""
-    info = details.info
-    shown = shlex.quote(info.instance_id)
-    match info.status:
+def command_line(command: str, instance_id: str, options: str = "") -> str:
+    """Return a command of ``perdure`` with an id in the place of ``ID``, and with more options.
+
+    An id that looks like an option follows ``--``, behind all options.
+    """
+    shown = shlex.quote(instance_id)
+    before, place, after = command.partition("ID")
+    if not place:
+        return command + options
+    if not instance_id.startswith("-"):
+        return f"{before}{shown}{after}{options}"
+    words, dash, own_options = after.partition(" -")
+    return f"{before.rstrip()}{dash}{own_options}{options} -- {shown}{words}"
+
+
+def next_commands(details: InstanceDetails, options: str = "") -> list[str]:
+    """Return the commands of ``perdure`` that fit the status of an instance, with more options."""
+    instance_id = details.info.instance_id
+    return [command_line(each, instance_id, options) for each in _next_commands(details)]
+
+
+def _next_commands(details: InstanceDetails) -> list[str]:
+    match details.info.status:
         case Status.PENDING:
-            return ["worker MODULE", f"watch {shown}", f"cancel {shown}"]
+            return ["worker MODULE", "watch ID", "cancel ID"]
         case Status.PAUSED:
-            return [f"resume {shown}", f"history {shown}"]
+            return ["resume ID", "history ID"]
         case Status.BLOCKED if not details.last.event_count:  # its start cannot be processed
-            return [f"retry {shown}", f"rerun {shown} --input JSON", f"terminate {shown}"]
+            return ["retry ID", "rerun ID --input JSON", "terminate ID"]
         case Status.BLOCKED:
-            return [f"retry {shown}", f"replay MODULE {shown}"]
+            return ["retry ID", "replay MODULE ID"]
         case Status.FAILED | Status.CANCELLED | Status.TERMINATED:
-            rerun = f"rerun {shown} --from-event N"
-            return [f"retry {shown}", rerun, f"history {shown} --failed"]
+            return ["retry ID", "rerun ID --from-event N", "history ID --failed"]
         case Status.COMPLETED:
-            return [f"history {shown}", f"rerun {shown}"]
+            return ["history ID", "rerun ID"]
         case _:
             steps = details.last.steps
             awaited = [s.name for s in steps if s.state == "open" and s.kind == "event"]
-            sends = [f"send {shown} {shlex.quote(awaited[0])} --data JSON"] if awaited else []
-            return [*sends, f"watch {shown}", f"stack {shown} -m MODULE"]
+            sends = [f"send ID {shlex.quote(awaited[0])} --data JSON"] if awaited else []
+            return [*sends, "watch ID", "stack ID -m MODULE"]
 
 
 async def read_insight(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from perdure.authoring.definitions import parse_version
+from perdure.client.insights import command_line
 from perdure.client.moving import current_execution
 from perdure.client.recorded import written_by
 from perdure.client.steps import RUN_BY_WORKERS, StepView, read_history, started_of, steps_of
@@ -184,7 +185,8 @@ def _prefix(instance_id: str, history: Sequence[events.Event], event_id: int) ->
         earlier = f"an event before {first}" if first > 1 else "none: rerun it without an event"
         raise InvalidValue(
             f"event {event_id} belongs to the turn that ended {instance_id!r}, so nothing would "
-            f"run again; choose {earlier}. To run that turn again: perdure retry {instance_id}"
+            f"run again; choose {earlier}. To run that turn again: perdure "
+            f"{command_line('retry ID', instance_id)}"
         )
     return kept
 

@@ -12,6 +12,7 @@ from perdure.client.insights import (
     InstanceDetails,
     LastSteps,
     QueueContext,
+    command_line,
     explain,
     next_commands,
 )
@@ -427,3 +428,17 @@ def test_the_next_command_quotes_the_name_of_an_event_for_the_shell():
     words = shlex.split(next_commands(waiting)[0])
 
     assert words == ["send", "o-1", "it's $(id)", "--data", "JSON"]
+
+
+@pytest.mark.parametrize(
+    ("command", "written"),
+    [
+        ("worker MODULE", "worker MODULE --store a.db"),
+        ("watch ID", "watch --store a.db -- '-r f'"),
+        ("replay MODULE ID", "replay MODULE --store a.db -- '-r f'"),
+        ("rerun ID --from-event N", "rerun --from-event N --store a.db -- '-r f'"),
+        ("send ID approve --data JSON", "send --data JSON --store a.db -- '-r f' approve"),
+    ],
+)
+def test_an_id_that_looks_like_an_option_stands_behind_all_options(command, written):
+    assert command_line(command, "-r f", " --store a.db") == written

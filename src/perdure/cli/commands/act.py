@@ -471,4 +471,4 @@ def _print_rerun(old_id: str, new_id: str, copied: rerunning.Copied, output: str
         past += f", {counted(again, 'finished step')} run{'s' if again == 1 else ''} again"
     print_outcome(output, document, f"rerun of {old_id} as ", Cell(new_id, "bold"), past)
     if output == "table":
-        suggest_commands(f"watch {shlex.quote(new_id)}")
+        suggest_commands(new_id, "watch ID")

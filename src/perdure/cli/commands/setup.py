@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import sys
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,8 +16,11 @@ import click
 from click.shell_completion import (
     BashComplete,
     CompletionItem,
+    FishComplete,
+    ZshComplete,
     add_completion_class,
     get_completion_class,
+    split_arg_string,
 )
 
 from perdure.cli.command import command
@@ -92,12 +97,23 @@ _SAMPLE: Final = 500
 
 
 class QuotingBash(BashComplete):
-    """Quotes values for bash, which inserts them as they are: an id may hold ``$(...)``.
+    """Quotes values for bash, which inserts them as they are: an id may hold ``$(...)``."""
 
-    The other shells quote what they insert.
-    """
+    source_template = (
+        BashComplete.source_template.replace("($value)", '("$value")')
+        # Values with a backslash, a comma at the end or a pattern stay as they are.
+        .replace("for completion in $response; do", "while IFS= read -r completion; do")
+        .replace(
+            "IFS=',' read type value <<< \"$completion\"",
+            "local type=${completion%%%%,*} value=${completion#*,}",
+        )
+        .replace("    done\n", '    done <<< "$response"\n')
+    )
 
-    source_template = BashComplete.source_template.replace("($value)", '("$value")')
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args = split_arg_string("\n".join(self._words))
+        incomplete = args.pop() if self._words[-1] else ""
+        return args[1:], incomplete
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
         items = super().get_completions(args, incomplete)
@@ -106,16 +122,38 @@ class QuotingBash(BashComplete):
     def format_completion(self, item: CompletionItem) -> str:
         return f"{item.type},{self._quoted(item.value)}"
 
+    @cached_property
+    def _words(self) -> list[str]:
+        """The words up to the cursor. Bash splits them at ``:`` and ``=``, which ids may hold."""
+        place = int(os.environ.get("COMP_CWORD", "0"))
+        words = os.environ.get("COMP_WORDS", "").split("\n")[: place + 1]
+        return re.sub(r"\n([:=]+)(?:\n(?!$)|$)", r"\1", "\n".join(words)).split("\n")
+
     def _quoted(self, value: Any) -> str | None:
         """Return the text to insert; None if no text would be safe after an open quote."""
-        text = str(value)
-        quoted = shlex.quote(text)
-        words = os.environ.get("COMP_WORDS", "").split("\n")
-        place = int(os.environ.get("COMP_CWORD", "0"))
-        word = words[place] if place < len(words) else ""
-        if quoted == text or word[:1] not in {"'", '"'}:
-            return quoted
+        text, word = str(value), self._words[-1]
+        if word[:1] not in {"'", '"'}:
+            # Bash replaces what follows the last : or =.
+            kept = word[: max(word.rfind(":"), word.rfind("=")) + 1]
+            return shlex.quote(text.removeprefix(kept)) if text != kept else ""
+        if shlex.quote(text) == text:
+            return text
         return text if word[0] == "'" and "'" not in text else None
+
+
+class EscapingZsh(ZshComplete):
+    """Keeps backslashes, which zsh takes away from a value with a description."""
+
+    def format_completion(self, item: CompletionItem) -> str:
+        if item.help:
+            item.value = str(item.value).replace("\\", r"\\")
+        return super().format_completion(item)
+
+
+class SplittingFish(FishComplete):
+    """Keeps commas: fish takes a value up to the first one."""
+
+    source_template = FishComplete.source_template.replace('split ","', 'split --max 1 ","')
 
 
 def complete_ids(context: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -162,5 +200,6 @@ def _ask(
 
 
 def use_quoting() -> None:
-    """Put the quoting class in the place of click's own for bash."""
-    add_completion_class(QuotingBash)
+    """Put our classes in the place of click's own."""
+    for each in (QuotingBash, EscapingZsh, SplittingFish):
+        add_completion_class(each)

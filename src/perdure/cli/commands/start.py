@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import uuid
 from functools import partial
@@ -183,8 +182,7 @@ async def _print_started(
     if output == "table":
         done = "started" if is_new else f"exists already, {info.status.of_instance.lower()}:"
         print_done(f"{done} {name} ", Cell(instance_id, "bold"))
-        shown = shlex.quote(instance_id)
-        suggest_commands(f"show {shown}", f"result {shown}")
+        suggest_commands(instance_id, "show ID", "result ID")
         return
     print_document(output, started_document(info, created=is_new))
 
