@@ -113,7 +113,7 @@ def whole_milliseconds(moment: datetime, *, round_up: bool) -> int:
 
 
 def moment_of(milliseconds: int) -> datetime:
-    """Return the moment, in UTC, that is so many milliseconds after 1970 began."""
+    """Return the moment, in UTC, that is this many milliseconds after the start of 1970."""
     return _EPOCH + timedelta(milliseconds=milliseconds)
 
 

@@ -12,7 +12,7 @@ from dashboard.conftest import running_shop
 from patience import HANG_SECONDS
 from perdure.dashboard import dashboard, live
 from perdure.dashboard.live import Changes, Tab, stream
-from perdure.dashboard.service import Service, Shared
+from perdure.dashboard.service import AnswerCache, Service
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_tabs_that_ask_at_once_cause_one_computation():
         return str(len(calls)).encode()
 
     async def ask():
-        shared = Shared()
+        shared = AnswerCache()
         home, run = ("/home",), ("/run", "id=o-1")
         first = await asyncio.gather(*(shared.get(home, compute, 60) for _ in range(50)))
         shared.clear()

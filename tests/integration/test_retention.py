@@ -15,7 +15,7 @@ from perdure import (
     promise,
     wait_for_event,
 )
-from perdure.client.retention import Retention, keep_rules, share_out
+from perdure.client.retention import Retention, keep_rules, retention_by_worker
 from perdure.clock import ManualClock
 from perdure.errors import InvalidValue, OrchestrationFailed
 from perdure.model.status import Status
@@ -289,7 +289,7 @@ async def test_without_keep_everything_stays():
     async with Runtime(InMemoryProvider(), [leaf, echo]) as runtime:
         (worker,) = await announced(runtime)
         assert worker.keep == ()
-        assert share_out([worker]) == {}
+        assert retention_by_worker([worker]) == {}
 
 
 async def announced(runtime):
@@ -314,7 +314,7 @@ def worker(worker_id, names, keep):
 
 def test_of_two_workers_with_the_same_code_one_deletes():
     rules = (KeepRule(status=Status.COMPLETED, kept_ms=5),)
-    shares = share_out(
+    shares = retention_by_worker(
         [worker("c", "xyz", rules), worker("b", "xy", rules), worker("a", "xyz", ())]
     )
 

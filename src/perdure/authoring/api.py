@@ -158,8 +158,8 @@ def start_detached(
 ) -> str:
     """Start an independent orchestration and return its instance id.
 
-    ``delay`` is a number of seconds, or a timedelta. No result comes back: to get
-    one, call the orchestration.
+    ``delay`` is a number of seconds, or a timedelta. No result comes back: to get one, call the
+    orchestration.
     """
     recorder = require_recorder("start_detached()")
     if not isinstance(orchestration, Orchestration):

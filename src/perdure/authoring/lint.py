@@ -1,8 +1,7 @@
 """Finds likely mistakes in orchestrations: by reading the source, without running it.
 
-Found are calls that return another value on replay, steps that are not awaited, and locks that all
-instances share.
-A line with the comment ``# perdure: allow`` is left out.
+It finds calls that return another value on replay, steps that are not awaited, and locks that all
+instances share. A line with the comment ``# perdure: allow`` is left out.
 """
 
 from __future__ import annotations

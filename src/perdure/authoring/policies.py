@@ -1,4 +1,4 @@
-"""Retries, time limits and routing of activities, and how long what has ended is kept."""
+"""Retries, time limits and routing of activities, and how long ended instances are kept."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Bounds: TypeAlias = tuple[work.RetryPlan | None, int | None, int | None, int | N
 def parse_keep(keep: object, what: str) -> dict[Status, int | None]:
     """Return the milliseconds for each status of ``keep``; None stands for forever.
 
-    Raise InvalidValue for an unknown status and for what is no length of time.
+    Raise InvalidValue for an unknown status, and for a value that is no length of time.
     """
     if keep is None:
         return {}

@@ -161,7 +161,7 @@ def _facts(details: InstanceDetails, now_ms: int) -> list[tuple[str, str]]:
     if stats is not None and stats.state_keys:
         keys = counted(stats.state_keys, "key")
         facts.append(("state", f"{keys}, {shown_bytes(stats.state_bytes)}"))
-    waiting = sum(queued.visible_at_ms <= now_ms for queued in details.around.messages)
+    waiting = sum(queued.visible_at_ms <= now_ms for queued in details.queues.messages)
     if waiting and not info.status.is_final:
         facts.append(("queued", f"{counted(waiting, 'message')} for it"))
     if details.unread:
@@ -219,7 +219,7 @@ def lines_of(details: InstanceDetails, now_ms: int, *, is_whole: bool = False) -
     Steps that were not needed are left out. Many similar steps in a row are one line.
     """
     steps = [step for step in details.last.steps if is_whole or step.state != "dropped"]
-    lines = _Lines(details.around.attempts, now_ms, is_whole=is_whole)
+    lines = _Lines(details.queues.attempts, now_ms, is_whole=is_whole)
     return list(lines.of_branch(branches_of(steps), 0))
 
 

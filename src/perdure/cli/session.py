@@ -83,10 +83,10 @@ class Session:
     def retentions(self, workers: Sequence[WorkerInfo]) -> list[Retention]:
         """Return the rules of the live workers; those of the project if no worker lives."""
         from perdure.authoring.policies import parse_keep
-        from perdure.client.retention import Retention, keep_rules, share_out
+        from perdure.client.retention import Retention, keep_rules, retention_by_worker
 
         if workers:
-            return list(share_out(workers).values())
+            return list(retention_by_worker(workers).values())
         return [Retention(keep_rules(parse_keep(self.settings.keep(), "keep"), {}))]
 
     async def insight(self, info: InstanceInfo, workers: Sequence[WorkerInfo]) -> Insight:

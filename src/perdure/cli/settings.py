@@ -87,7 +87,7 @@ class Settings:
         return tuple(_module_beside(folder, name) for name in listed)
 
     def keep(self) -> Keep | None:
-        """Return how long what has ended is kept, from the project's ``keep``."""
+        """Return how long ended instances are kept, from the project's ``keep``."""
         from perdure.authoring.policies import parse_keep
 
         folder, table = self.project

@@ -17,7 +17,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 _ABSENT: Any = object()
 
 
-def filled(kind: type[S], source: object, **given: Any) -> S:
+def record_from(kind: type[S], source: object, **given: Any) -> S:
     """Return a record of the kind. Fields that are not given have the values of the source."""
     names = [name for name in kind.__struct_fields__ if name not in given]
     found = {name: getattr(source, name, _ABSENT) for name in names}

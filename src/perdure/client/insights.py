@@ -151,7 +151,7 @@ class InstanceDetails(msgspec.Struct, frozen=True, kw_only=True):
 
     info: InstanceInfo
     insight: Insight
-    around: QueueContext
+    queues: QueueContext
     last: LastSteps
     stats: InstanceStats | None
     """None: they were not measured."""
@@ -162,7 +162,7 @@ class InstanceDetails(msgspec.Struct, frozen=True, kw_only=True):
         counts: dict[tuple[MailKind, str], int] = {
             (each.kind, each.name): each.count for each in self.last.unread
         }
-        for queued in self.around.messages:
+        for queued in self.queues.messages:
             with suppress(CorruptData):
                 item = wire.decode_item(queued.message.body)
                 if isinstance(item, work.ExternalRaised | work.QueueMessage):
@@ -188,13 +188,13 @@ async def read_details(
     are all steps.
     """
     workers = await provider.admin.list_workers()
-    around = await read_queue_context(provider.admin, info.instance_id, workers)
+    queues = await read_queue_context(provider.admin, info.instance_id, workers)
     last = await read_last_steps(provider, info, events_max, with_input=True)
     is_measured = measure_long or not last.left_out
     return InstanceDetails(
         info=info,
-        insight=explain(info, last.steps, around, now_ms, last.cancel_ms),
-        around=around,
+        insight=explain(info, last.steps, queues, now_ms, last.cancel_ms),
+        queues=queues,
         last=last,
         stats=await read_stats(provider, info) if is_measured else None,
     )

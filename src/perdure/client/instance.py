@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
-from perdure.client.formats import filled, utc_time
+from perdure.client.formats import record_from, utc_time
 from perdure.client.steps import OpenStep
 from perdure.codec import Codec, shown_text
 from perdure.errors import CannotUnwrap
@@ -265,7 +265,7 @@ def view_of(
 ) -> InstanceStatus:
     status = info.status.of_instance
     completed = status is Status.COMPLETED and info.output is not None
-    return filled(
+    return record_from(
         InstanceStatus,
         info,
         id=info.instance_id,

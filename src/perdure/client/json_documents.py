@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from perdure.client.formats import filled, iso_time
+from perdure.client.formats import iso_time, record_from
 from perdure.client.insights import Attempt, Doing, Insight, InstanceDetails
 from perdure.client.instance import InstanceStats, block_of, failure_of
 from perdure.client.steps import Kind, State, StepView, Unread
@@ -157,7 +157,7 @@ def tree_document(
 
 
 def details_document(details: InstanceDetails) -> DetailsDocument:
-    last, around = details.last, details.around
+    last, queues = details.last, details.queues
     return _described(
         DetailsDocument,
         details.info,
@@ -166,8 +166,8 @@ def details_document(details: InstanceDetails) -> DetailsDocument:
         events=last.event_count,
         events_left_out=last.left_out,
         steps=[step_document(step) for step in last.steps],
-        attempts=around.attempts,
-        queued_messages=len(around.messages),
+        attempts=queues.attempts,
+        queued_messages=len(queues.messages),
         stats=details.stats,
         unread=details.unread,
         problem=last.problem,
@@ -175,7 +175,7 @@ def details_document(details: InstanceDetails) -> DetailsDocument:
 
 
 def step_document(step: StepView) -> StepDocument:
-    return filled(
+    return record_from(
         StepDocument,
         step,
         event=step.event_id,
@@ -193,12 +193,12 @@ def wait_document(wait: Wait) -> WaitDocument:
         called_at=wait.site,
         since=iso_time(wait.since_ms),
         due_at=_time(wait.due_ms),
-        frames=[filled(FrameDocument, frame) for frame in wait.frames],
+        frames=[record_from(FrameDocument, frame) for frame in wait.frames],
     )
 
 
 def worker_document(worker: WorkerInfo) -> WorkerDocument:
-    return filled(
+    return record_from(
         WorkerDocument,
         worker,
         id=worker.worker_id,
@@ -236,7 +236,7 @@ def _described(kind: type[D], info: InstanceInfo, insight: Insight | None, **mor
     if insight is not None:
         more |= {"doing": insight.doing, "sentence": insight.sentence}
         more["due_at"] = _time(insight.due_ms)
-    return filled(
+    return record_from(
         kind,
         info,
         id=info.instance_id,

@@ -1,4 +1,4 @@
-"""Stored executions, replayed with the code at hand: does it repeat them, what does it hold now?
+"""Replays stored executions with the current code: to check the code, or to read its variables.
 
 Nothing is written and no activity runs. An expression that looks into the code names a variable and
 a path into its value; it runs no code.

@@ -40,7 +40,7 @@ Bounds: TypeAlias = Callable[[str], tuple[Any, ...]]
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts what a rerun keeps, and what it does again."""
+    """Counts the events that a rerun keeps, and the steps that it runs again."""
 
     events_kept: int
     steps_again: int
@@ -123,9 +123,9 @@ async def rerun_from_event(
 ) -> Copied:
     """Copy the history up to the end of the turn with the event, and continue from there.
 
-    What the code had asked for until then and not yet got is asked for again; later events are
-    forgotten. The copy has no parent. Code that puts its own
-    instance id into a payload will not repeat its history: such an instance becomes Blocked.
+    Steps that were open then are started again, and later events are forgotten. The copy has no
+    parent. Code that puts its own instance id into a payload does not repeat its history: such an
+    instance becomes Blocked.
     """
     check_id(new_id, "id")
     snapshot = await export_opened(provider, instance_id)

@@ -97,7 +97,7 @@ def deleted_at_ms(info: InstanceInfo, retentions: Iterable[Retention]) -> int | 
     return None
 
 
-def share_out(workers: Iterable[WorkerInfo]) -> dict[str, Retention]:
+def retention_by_worker(workers: Iterable[WorkerInfo]) -> dict[str, Retention]:
     """Return the rules of each worker that has some, for the orchestrations that it deletes.
 
     Of several workers with the code of an orchestration, the one whose id comes first deletes its

@@ -55,11 +55,11 @@ _ARRIVALS = (
     events.TimerFired,
     events.SubOrchestrationCompleted,
 )
-"""Arrivals of an undone turn that come once more. Failures do not: their steps run again."""
+"""Arrivals of an undone turn that come again. Failures do not: their steps run again."""
 
 
 class Retried(msgspec.Struct, frozen=True, kw_only=True):
-    """Names what a retry keeps, and what it does again."""
+    """Names the steps that a retry keeps or runs again, and the mail that arrives again."""
 
     execution_id: int
     """The execution that goes on."""
@@ -68,7 +68,7 @@ class Retried(msgspec.Struct, frozen=True, kw_only=True):
     again: tuple[str, ...] = ()
     """Names of the activities and children that were open or had failed."""
     received: tuple[str, ...] = ()
-    """Names of the events and messages that the code receives once more."""
+    """Names of the events and messages that the code receives again."""
 
     def __str__(self) -> str:
         verb = "stays" if self.finished == 1 else "stay"
@@ -260,7 +260,7 @@ class _Undone:
         return wire.record_of(event)
 
     def _received(self, event: events.Event, by_id: dict[int, StepView]) -> OrchestratorMessage:
-        """Return the message that brings an arrival of an undone turn once more."""
+        """Return the message that brings an arrival of an undone turn again."""
         instance_id, execution_id = event.instance_id, event.execution_id
         item: work.OrchestratorItem
         match event:

@@ -17,7 +17,7 @@ from perdure.arguments import (
     whole_milliseconds,
 )
 from perdure.client.admin import read_by_ids, read_instances
-from perdure.client.formats import filled
+from perdure.client.formats import record_from
 from perdure.client.rerun import read_start
 from perdure.errors import AlreadyExists, CannotUnwrap, InstanceFinished, InvalidValue, NotFound
 from perdure.model.status import Status
@@ -255,7 +255,7 @@ class Schedules:
         next_ms = None if is_off else state.next_ms
         if next_ms is None and not is_off:
             next_ms = next(slots_after(state.spec, state.decided_ms), None)
-        return filled(
+        return record_from(
             ScheduleInfo,
             state,
             id=info.instance_id,

@@ -10,7 +10,7 @@ import msgspec
 
 from perdure.arguments import check_number
 from perdure.authoring.communication import ASK_PREFIX, REPLY
-from perdure.client.formats import filled, shown_duration, utc_time
+from perdure.client.formats import record_from, shown_duration, utc_time
 from perdure.codec import is_sealed, shown_text
 from perdure.errors import CorruptData, NotFound
 from perdure.model import events, wire
@@ -312,7 +312,7 @@ async def read_open_steps(
 
 def _opened_steps(steps: Iterable[StepView]) -> tuple[OpenStep, ...]:
     return tuple(
-        filled(
+        record_from(
             OpenStep,
             step,
             since=utc_time(step.since_ms),

@@ -226,7 +226,7 @@ class _Dashboard:
         if endpoint.is_write:
             given = msgspec.json.decode(await _body(request), type=endpoint.given)
             answer = await endpoint.call(service, given)
-            service.shared.clear()
+            service.answers.clear()
             audited = msgspec.json.encode(_audited(given)).decode()
             audit.info("%s %s %s", identity.name, endpoint.path, audited)
             return _json(msgspec.json.encode(answer))
@@ -240,7 +240,7 @@ class _Dashboard:
             if not endpoint.kept:
                 return _json(await read())
             key = (endpoint.path, *sorted(f"{name}={value}" for name, value in pairs.items()))
-            return _json(await service.shared.get(key, read, endpoint.kept))
+            return _json(await service.answers.get(key, read, endpoint.kept))
 
     async def _openapi(self, request: Request) -> Response:
         return _json(self._document)

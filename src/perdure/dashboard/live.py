@@ -1,7 +1,7 @@
 """The stream of a tab: tells it that something has changed, at most four times a second.
 
 An event carries no data of instances, only its topics: the page reads again what it shows. So a
-slow reader costs nothing, and a missed event is made good by the next one. A tab that comes back
+slow reader costs nothing, and the next event makes up for a missed one. A tab that comes back
 with ``Last-Event-ID`` is told about counts only if they have changed since.
 
 - ``counts``: the numbers of instances by status have changed. One task for all tabs asks the store.
@@ -9,7 +9,7 @@ with ``Last-Event-ID`` is told about counts only if they have changed since.
   watches it.
 
 All tabs are told at the same moment, so that those with the same view share one answer. The next
-moment comes the later, the longer their reads took: open pages give way to the workers.
+pause is longer if their reads took longer: open pages give way to the workers.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Changes:
             if seen != self._last:
                 self._last = seen
                 self.number += 1
-                self._service.shared.clear()
+                self._service.answers.clear()
                 self._note("counts")
             took = time.monotonic() - began
             await asyncio.sleep(max(LOOK_SECONDS, LOOK_SHARE * took))
@@ -162,7 +162,7 @@ class Changes:
         """Watch one instance, but not while its tabs could not be told: each wake-up costs."""
         while True:
             with self._service.provider.watch(instance_id) as watch:
-                self._service.shared.drop(instance_id)
+                self._service.answers.drop(instance_id)
                 self._note("run", instance_id)
                 while not await watch.wait(30_000):
                     pass

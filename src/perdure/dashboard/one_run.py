@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from perdure.client.formats import filled, iso_time
+from perdure.client.formats import iso_time, record_from
 from perdure.client.insights import (
     DETAILS_EVENTS,
     Attempt,
@@ -121,7 +121,7 @@ class Compared(msgspec.Struct):
 
 
 class Source(msgspec.Struct, kw_only=True):
-    """The text of an orchestration with its executed lines, if the code is at hand."""
+    """The text of an orchestration with its executed lines, if the server has the code."""
 
     why_not: str | None = None
     file: str = ""
@@ -165,7 +165,7 @@ async def run(service: Service, given: One) -> Details:
     document = service.shown(details_document(details))
     service.hide(document.steps)
     failure = document.failure
-    return filled(
+    return record_from(
         Details,
         document,
         executions=list(executions),
@@ -380,7 +380,7 @@ async def source(service: Service, given: One) -> Source:
         lines, first = inspect.getsourcelines(handler.fn)
         file = inspect.getsourcefile(handler.fn) or ""
     except (NotRegistered, OSError, TypeError) as error:
-        return Source(why_not=f"The code is not at hand: {error}")
+        return Source(why_not=f"This server does not have the code: {error}")
     executed: dict[str, int] = {}
     for step in steps_of(recorded.history):
         name, _, line = step.site.rpartition(":")

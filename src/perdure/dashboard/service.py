@@ -1,4 +1,4 @@
-"""The service behind the endpoints: the client, the code at hand, and the page's settings."""
+"""The service behind the endpoints: the client, the code of the server, and its settings."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ Key = tuple[str, ...]
 """An address: its path, and each parameter as ``NAME=VALUE``."""
 
 
-class Shared:
-    """Answers as they are sent. Many tabs that ask the same at once cause one computation."""
+class AnswerCache:
+    """Encoded answers. Many tabs that ask the same at once cause one computation."""
 
     def __init__(self) -> None:
         self._answers: dict[Key, _Answer] = {}
@@ -61,7 +61,7 @@ class Shared:
     ) -> bytes:
         """Return the answer that is there or under way, or else compute it.
 
-        It is kept the longer the more it cost, for at most so many seconds.
+        It is kept longer if it took longer to compute, but for at most ``most`` seconds.
         """
         found = self._answers.get(key)
         if found is None or time.monotonic() > found.until:
@@ -105,10 +105,10 @@ class Service:
     ) -> None:
         self.client = client
         self.registry = registry
-        """The code at hand: for source, local variables and forms. None: only the store is."""
+        """The code, for source, local variables and forms. None: the server has only the store."""
         self.read_only = read_only
         self._redact = redact
-        self.shared = Shared()
+        self.answers = AnswerCache()
         self.identity = LOCAL
         """The person or program behind the request."""
 

@@ -10,7 +10,7 @@ from typing import Any, Final, get_type_hints
 import msgspec
 
 from perdure.client.answers import PromiseInfo
-from perdure.client.formats import filled, iso_moment, utc_time
+from perdure.client.formats import iso_moment, record_from, utc_time
 from perdure.client.instance import ENDED, OPEN
 from perdure.client.json_documents import (
     InstanceDocument,
@@ -96,7 +96,7 @@ class Definition(msgspec.Struct):
     safe_to_remove: bool
     """No open instance has this version."""
     parameters: list[Parameter] | None
-    """None: the code is not at hand."""
+    """None: the server does not have the code."""
     doc: str
 
 
@@ -300,7 +300,7 @@ async def schedules(service: Service) -> list[ShownSchedule]:
             coming = [iso_moment(slot) for slot in slots]
         args = service.payload("input", info.spec.args)
         spec = msgspec.structs.replace(info.spec, args=args)
-        found.append(filled(ShownSchedule, info, spec=spec, coming=coming))
+        found.append(record_from(ShownSchedule, info, spec=spec, coming=coming))
     return found
 
 
@@ -328,7 +328,7 @@ async def store(service: Service) -> StoreDocument:
         number = await service.admin.count_instances(ended)
         kept.append(Kept(days, number, query, f"perdure purge --query '{query}' --dry-run"))
     lately = InstanceQuery(created_after=now - timedelta(days=1))
-    return filled(
+    return record_from(
         StoreDocument,
         info,
         version=info.provider_version,

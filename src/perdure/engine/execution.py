@@ -555,7 +555,7 @@ class TurnEnding:
         return self._finish()
 
     def _hand_over(self, outcome: TurnOutcome) -> None:
-        """Note what the next execution is to get."""
+        """Note the unread mail, and a cancellation, for the next execution."""
         outcome.carried = carried = self._recorder.mailboxes.unread()
         outcome.cancel_reason = self._recorder.cancel_next_reason
         size = sum(len(message.name) + len(message.data) for message in carried)

@@ -98,7 +98,7 @@ class Mismatch(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     event_id: int | None = None
     """Event of the recorded decision; None if history holds no more decisions in this turn."""
     site: str = ""
-    """``file:line`` of the call in the code at hand, or else of the recorded call."""
+    """``file:line`` of the call in the current code, or else of the recorded call."""
     diff: tuple[str, ...] = ()
     """Lines of a unified diff of both sides, from the first difference on."""
 

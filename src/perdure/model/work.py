@@ -314,7 +314,7 @@ def started_by(
     )
 
 
-# --- work items of steps: the code of a turn sends them, and an operator sends them once more
+# --- work items of steps: the code of a turn sends them, and an operator sends them again
 
 
 def activity_item(

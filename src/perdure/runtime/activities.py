@@ -354,7 +354,7 @@ class ActivityDispatcher:
         )
 
     def _fail_unrun(self, item: work.ActivityExecute, fetched: FetchedWork, message: str) -> None:
-        """Fail an activity that cannot be run. The failure holds what was stored of it."""
+        """Fail an activity that cannot be run. The failure holds its stored body."""
         running = self._register(item, fetched.lock_token)
         failure = Failure(
             category=Category.POISON,

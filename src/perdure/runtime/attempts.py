@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # these structs are never encoded, so their fields need no ty
 Completion = work.ActivityCompleted | work.ActivityFailed
 
 _DELIVERIES_TOGETHER: Final = 3
-"""An activity is isolated after so many deliveries: workers die for other reasons, too."""
+"""An activity is isolated after this many deliveries: workers die for other reasons, too."""
 _ISOLATED_MAX: Final = 1000
 _ENDED: Final = object()
 """Yielded by the coroutine of an activity task when an activity has ended."""
@@ -354,7 +354,7 @@ class TimeLimit:
         self._seconds = seconds
         self._message = message
         self._check_end = check_end
-        """Logs code that still runs so many seconds later."""
+        """Logs code that still runs this many seconds later."""
 
     async def run(self, call: Awaitable[Any], interrupted: Callable[[], None]) -> Any:
         """Await the call. When its time is up, call ``interrupted`` and raise TimeoutError."""

@@ -62,7 +62,7 @@ def main() -> None:
     # decides what ends. Not SIG_IGN: the programs that an activity starts would inherit that.
     for number in STOP_SIGNALS:
         signal.signal(number, lambda _number, _frame: None)
-    _end_with(int(sys.argv[1]))
+    _end_with_parent(int(sys.argv[1]))
     _restore_arguments_and_path(sys.argv[2], sys.argv[3:])
     with inherited_socket() as connection, connection.makefile("rb") as pipe:
         while header := pipe.read(4):
@@ -84,7 +84,7 @@ def _send(connection: socket.socket, data: bytes) -> None:
     connection.sendall(len(data).to_bytes(4) + data)
 
 
-def _end_with(parent: int) -> None:
+def _end_with_parent(parent: int) -> None:
     """Let the system kill this child when its worker dies: its answer would reach no reader."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from perdure.arguments import in_milliseconds, in_seconds
 from perdure.client.admin import read_instances
-from perdure.client.retention import share_out
+from perdure.client.retention import retention_by_worker
 from perdure.errors import PerdureError, ProviderError
 from perdure.model.failures import BlockReason
 from perdure.model.status import Status
@@ -34,8 +34,8 @@ _UNBLOCK_SECONDS = 15.0
 _DELETE_SECONDS = 60.0
 _PAUSE_SECONDS = 0.005
 _PAUSES = 4
-"""After each tree, a pause of so many times as long as its deletion took, at least
-``_PAUSE_SECONDS``: others meet one small commit at most, and a busy store is asked less often."""
+"""The pause after the deletion of a tree, as a multiple of the time that it took; at least
+``_PAUSE_SECONDS``. So others wait for one small commit at most, and a busy store is asked less."""
 
 
 class LockRenewer:
@@ -267,7 +267,7 @@ class Housekeeping:
         """
         admin = self._provider.admin
         others = [each for each in await admin.list_workers() if each.worker_id != self._owner]
-        share = share_out([*others, self._describe()])[self._owner]
+        share = retention_by_worker([*others, self._describe()])[self._owner]
         deleted = 0
         async for root in share.due(admin, self._clock.now_ms()):
             began = time.monotonic()

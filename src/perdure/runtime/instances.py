@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from perdure.runtime.worker import BackgroundTasks, Worker
 
 _EVICTION_CANDIDATES = 16
-"""When the cache is full, only so many of the least recently used are checked for being idle."""
+"""Of a full cache, only this many of the least recently used are checked for being idle."""
 _REMEMBERED_MAX = 256
 _NEXT_EXECUTION_MS = 500
 """Delay before an instance between two executions is fetched again. Long enough for a damaged one,
@@ -126,7 +126,7 @@ class Intake:
         self._max_attempts = worker.options.max_attempts
 
     def read(self, fetched: FetchedOrchestration, now_ms: int) -> IntakeResult:
-        """Decide what is to be run, or why nothing can be run."""
+        """Return the turn to run, the late messages of an ended instance, or why it is Blocked."""
         item = fetched.item
         if fetched.attempt_count > self._max_attempts:
             return self.block(
@@ -360,7 +360,7 @@ class LiveCache:
         self._events += live.counted_events
 
     def used(self, live: LiveInstance, now_ms: int, events: int) -> None:
-        """Note that an instance had a turn, which added so many events to its history."""
+        """Note that an instance had a turn, which added this many events to its history."""
         live.used_at_ms = now_ms
         if self._live.get(live.instance_id) is live:
             self._live.move_to_end(live.instance_id)
@@ -436,9 +436,9 @@ class LockReleaser:
         )
 
     def replay(self, lock_token: str) -> None:
-        """Release an instance whose turn the store refused, if its lock is held after all.
+        """Release an instance whose turn the store refused, in case its lock is still held.
 
-        It was ahead of the store, and goes on from what is stored.
+        It was ahead of the store. Its next fetch replays the stored history.
         """
         self._abandon(lock_token)
 

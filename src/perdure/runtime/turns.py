@@ -390,7 +390,7 @@ class TurnRunner:
         return None
 
     def _warn(self, live: LiveInstance, outcome: TurnOutcome) -> None:
-        """Log what is no error, but may be a mistake."""
+        """Log ignored messages, likely mistakes, and children that no handler here can run."""
         for line in outcome.ignored:
             log.debug("%s: %s", live.instance_id, line)  # completions and races cross every day
         for line in outcome.mistakes:

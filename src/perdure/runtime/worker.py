@@ -93,7 +93,7 @@ class RuntimeOptions:
     work."""
     housekeeping: bool = True
     """Announce this worker, renew its sessions, retry Blocked instances with other code, and delete
-    what is no longer kept."""
+    ended instances that are no longer kept."""
     always_replay: bool = False
     """Drop every instance after every turn. Finds nondeterminism in tests."""
     pinned_versions: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -214,7 +214,7 @@ class FetchErrors:
         self._backoff.reset()
 
     def delay_after(self, error: BaseException) -> float:
-        """Log the error and return the seconds to wait. Raises what is not an Exception."""
+        """Log the error and return the seconds to wait. Raise it if it is no Exception."""
         if not isinstance(error, Exception):
             raise error
         if isinstance(error, StoreClosed):

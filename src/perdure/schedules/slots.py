@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from perdure.schedules.spec import Spec
 
 _COUNTED_MAX: Final = 20_000
-"""After so many slots of a long outage the older ones are not computed any more."""
+"""After this many slots of a long outage, only those of its last day are computed."""
 _DAY_MS: Final = 86_400_000
 _UTC: Final = datetime.UTC
 

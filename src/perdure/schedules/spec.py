@@ -135,7 +135,7 @@ class Schedule:
       ``latest`` one, or ``all`` (at most 100).
     - ``jitter`` delays each start by up to that time, always the same for one slot. What is
       triggered or filled in starts at once.
-    - ``pause_after_failures`` pauses the schedule after so many failed instances in a row.
+    - ``pause_after_failures`` pauses the schedule after this many failed instances in a row.
     """
 
     id: str

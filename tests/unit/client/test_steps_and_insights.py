@@ -420,7 +420,7 @@ def test_the_next_command_quotes_the_name_of_an_event_for_the_shell():
     waiting = InstanceDetails(
         info=info(),
         insight=said(book),
-        around=QueueContext(),
+        queues=QueueContext(),
         last=LastSteps(steps=steps_of(book.history), event_count=2),
         stats=None,
     )

@@ -66,7 +66,7 @@ async def show(session: Session, instance_id: str, is_whole: bool, output: str) 
     pyproject.toml [tool.perdure] if no worker runs.
     """
     details = await session.details(instance_id)
-    deleted_ms = deleted_at_ms(details.info, session.retentions(details.around.workers))
+    deleted_ms = deleted_at_ms(details.info, session.retentions(details.queues.workers))
     if output == "json":
         deleted_at = None if deleted_ms is None else iso_time(deleted_ms)
         print_json({**asdict(details_document(details)), "deleted_at": deleted_at})
