@@ -311,7 +311,7 @@ def check_loop(loop: asyncio.AbstractEventLoop) -> None:
 def _may_have_been_retried(finished: Finished) -> bool:
     """Return True after a bad end: an operator may have let the instance begin again since."""
     ending = finished.result() if finished.done() else None
-    return ending is not None and ending.status is not Status.COMPLETED
+    return ending is not None and ending.status.is_bad_end
 
 
 def _warned_of_block(info: InstanceInfo) -> bool:

@@ -302,7 +302,7 @@ def failure_of(info: InstanceInfo) -> Failure | None:
 
 
 def failure_in_output(status: Status, output: str | None) -> Failure | None:
-    if output is None or not status.is_final or status is Status.COMPLETED:
+    if output is None or not status.is_bad_end:
         return None
     try:
         failure = msgspec.json.decode(output, type=Failure)

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from perdure.providers.contract import Provider
     from perdure.providers.records import InstanceInfo, OrchestrationItem
 
-_ENDED_BADLY = frozenset({Status.FAILED, Status.CANCELLED, Status.TERMINATED})
 _GOES_ON = frozenset({Status.BLOCKED, Status.PAUSED})
 _Mail: TypeAlias = events.ExternalEvent | events.QueueEventDelivered
 _MAIL = (events.ExternalEvent, events.QueueEventDelivered)
@@ -106,7 +105,7 @@ async def retry(
         return None
     if info.status is Status.COMPLETED:
         raise InstanceFinished(f"{instance_id!r} has completed; rerun it to do it once more")
-    if info.status not in _ENDED_BADLY:
+    if not info.status.is_bad_end:
         raise InstanceStillRunning(f"{instance_id!r} is {info.status}: there is nothing to retry")
     async with operator_lock(provider, instance_id) as (item, token):
         undone = _Undone(provider, item, clock, leave_out)
@@ -308,7 +307,7 @@ class _Undone:
         if info.status is Status.COMPLETED:
             result = msgspec.Raw((info.output or "null").encode())
             return envelope(work.child_completed(work.step_link(scheduled), child_id, result))
-        if info.status in _ENDED_BADLY:
+        if info.status.is_bad_end:
             # The parent is locked, so what the child answers stays queued until the commit.
             await retry(self.provider, child_id, self.clock)
         elif await _is_being_cancelled(self.provider, info):

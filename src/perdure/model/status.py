@@ -36,6 +36,11 @@ class Status(StrEnum):
         return self in _FINAL
 
     @property
+    def is_bad_end(self) -> bool:
+        """True if the instance has ended without a result."""
+        return self in _FINAL and self is not Status.COMPLETED
+
+    @property
     def ends_execution(self) -> bool:
         """True if this execution has ended; the instance may go on with the next one."""
         return self in _FINAL or self is Status.CONTINUED_AS_NEW

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 _SEED_CHARACTERS: Final = 8
-_BAD_ENDS: Final = frozenset({Status.FAILED, Status.CANCELLED, Status.TERMINATED})
 
 
 class Item(
@@ -247,10 +246,10 @@ class InstanceEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     output: msgspec.Raw = NULL
 
 
-def instance_end(instance_id: str, status: str, output: str | None) -> InstanceEnd:
+def instance_end(instance_id: str, status: Status, output: str | None) -> InstanceEnd:
     """Return the end of an instance for another one that waits for it."""
     text = output or "null"
-    failure = msgspec.json.decode(text, type=Failure) if status in _BAD_ENDS else None
+    failure = msgspec.json.decode(text, type=Failure) if status.is_bad_end else None
     require_open(text if failure is None else failure.message, f"the end of {instance_id!r}")
     return InstanceEnd(status=status, output=msgspec.Raw(text.encode()))
 

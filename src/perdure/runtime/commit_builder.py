@@ -30,7 +30,7 @@ from perdure.providers.records import (
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from perdure.engine.execution import Execution
     from perdure.engine.outcome import ScheduledActivity, TurnOutcome
@@ -49,7 +49,7 @@ def build_commit(
     execution, outcome, now_ms = turn.live.execution, turn.outcome, turn.now_ms
     started = execution.started
     is_final = turn.final is not None
-    worker_items, claimed = _worker_items(turn, claim_for) if outcome.activities else ((), [])
+    worker_items, claimed = _worker_items(turn, claim_for)
     sends = (
         outcome.timers
         or outcome.children
@@ -57,7 +57,7 @@ def build_commit(
         or outcome.sent
         or outcome.cancelled_children
     )
-    outgoing = _outgoing(turn, execution.started) if sends or is_final else ()
+    outgoing = _outgoing(turn) if sends or is_final else ()
     if turn.starts and (replies := replies_to(turn.starts, work.parent_link(started))):
         outgoing = (*outgoing, *replies)
         # A kept lock is fenced by the history: a commit without events must release its lock.
@@ -75,20 +75,22 @@ def build_commit(
             if outcome.custom_status
             else None
         ),
-        kv_changes=(
-            tuple([_kv_change(event, now_ms) for event in outcome.kv_writes])
-            if outcome.kv_writes
-            else ()
+        kv_changes=tuple([_kv_change(event, now_ms) for event in outcome.kv_writes]),
+        cancelled_activities=tuple(
+            [
+                ActivityIdentity(
+                    instance_id=execution.instance_id,
+                    execution_id=execution.execution_id,
+                    activity_id=activity_id,
+                )
+                for activity_id in outcome.cancelled_activities
+            ]
         ),
-        cancelled_activities=(
-            _activity_identities(execution, outcome.cancelled_activities)
-            if outcome.cancelled_activities
-            else ()
-        ),
-        cancelled_timers=(
-            _timer_identities(execution, outcome.cancelled_timers)
-            if outcome.cancelled_timers
-            else ()
+        cancelled_timers=tuple(
+            [
+                TimerIdentity(execution_id=execution.execution_id, timer_id=timer_id)
+                for timer_id in outcome.cancelled_timers
+            ]
         ),
         consumed=tuple(turn.consumed),
         returned=(
@@ -127,25 +129,9 @@ def _worker_items(
     return tuple(messages), claimed
 
 
-def _activity_identities(execution: Execution, ids: Sequence[int]) -> tuple[ActivityIdentity, ...]:
-    return tuple(
-        ActivityIdentity(
-            instance_id=execution.instance_id,
-            execution_id=execution.execution_id,
-            activity_id=activity_id,
-        )
-        for activity_id in ids
-    )
-
-
-def _timer_identities(execution: Execution, ids: Sequence[int]) -> tuple[TimerIdentity, ...]:
-    return tuple(
-        TimerIdentity(execution_id=execution.execution_id, timer_id=timer_id) for timer_id in ids
-    )
-
-
-def _outgoing(turn: Turn, started: events.OrchestrationStarted) -> tuple[OrchestratorMessage, ...]:
-    instance_id, outcome = started.instance_id, turn.outcome
+def _outgoing(turn: Turn) -> tuple[OrchestratorMessage, ...]:
+    started, outcome = turn.live.execution.started, turn.outcome
+    instance_id = started.instance_id
     messages = [envelope(work.timer_item(timer)) for timer in outcome.timers]
     messages += [envelope(work.child_item(child, started)) for child in outcome.children]
     messages += [_detached_message(started, chained, turn.now_ms) for chained in outcome.detached]
