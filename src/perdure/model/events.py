@@ -27,7 +27,11 @@ class BaseEvent(
     tag=str,
     gc=False,  # never part of a cycle: the garbage collector skips histories
 ):
-    """Fields of every event. ``event_id`` is its position in the history, from 1."""
+    """Fields of every event. ``event_id`` is its position in the history, from 1.
+
+    Subclasses inherit the options of the class, except ``kw_only``. Type checkers want ``frozen``
+    to be repeated.
+    """
 
     event_id: int
     instance_id: str
@@ -37,7 +41,7 @@ class BaseEvent(
     """Number of the turn that wrote the event, from 1. Replay compares turn by turn."""
 
 
-class Scheduled(BaseEvent, frozen=True, kw_only=True, omit_defaults=True, tag=str):
+class Scheduled(BaseEvent, frozen=True, kw_only=True):
     """An event that a call of the code has caused."""
 
     op: str
@@ -48,13 +52,13 @@ class Scheduled(BaseEvent, frozen=True, kw_only=True, omit_defaults=True, tag=st
     """True if a saga made the call, to undo an earlier step."""
 
 
-class Resolving(BaseEvent, frozen=True, kw_only=True, omit_defaults=True, tag=str):
+class Resolving(BaseEvent, frozen=True, kw_only=True):
     """An event that completes or cancels the step of an earlier event."""
 
     source_event_id: int
 
 
-class Cancelling(Resolving, frozen=True, kw_only=True, omit_defaults=True, tag=str):
+class Cancelling(Resolving, frozen=True, kw_only=True):
     """An event by which the code gives up a step."""
 
 
@@ -70,14 +74,14 @@ class Watcher(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The instance that it waits for. A copy of that instance, under another id, is not."""
 
 
-class Terminal(BaseEvent, frozen=True, kw_only=True, omit_defaults=True, tag=str):
+class Terminal(BaseEvent, frozen=True, kw_only=True):
     """The last event of an execution."""
 
 
 # --- life of an execution
 
 
-class OrchestrationStarted(BaseEvent, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationStarted(BaseEvent, frozen=True, kw_only=True):
     """Always the first event of an execution."""
 
     name: str
@@ -102,32 +106,32 @@ class OrchestrationStarted(BaseEvent, frozen=True, kw_only=True, omit_defaults=T
     activities are other calls."""
 
 
-class OrchestrationCompleted(Terminal, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationCompleted(Terminal, frozen=True, kw_only=True):
     output: msgspec.Raw = NULL
 
 
-class OrchestrationFailed(Terminal, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationFailed(Terminal, frozen=True, kw_only=True):
     failure: Failure
 
 
-class OrchestrationCancelled(Terminal, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationCancelled(Terminal, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class OrchestrationTerminated(Terminal, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationTerminated(Terminal, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class OrchestrationContinuedAsNew(Terminal, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationContinuedAsNew(Terminal, frozen=True, kw_only=True):
     input: msgspec.Raw = NULL
     version: str | None = None
 
 
-class OrchestrationCancelRequested(BaseEvent, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationCancelRequested(BaseEvent, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class OrchestrationRetried(BaseEvent, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationRetried(BaseEvent, frozen=True, kw_only=True):
     """An operator let an ended execution go on. The turns after ``kept_turn`` are undone."""
 
     kept_turn: int
@@ -141,7 +145,7 @@ class OrchestrationRetried(BaseEvent, frozen=True, kw_only=True, omit_defaults=T
 # --- activities
 
 
-class ActivityScheduled(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+class ActivityScheduled(Scheduled, frozen=True, kw_only=True):
     """The event id is the id of the activity."""
 
     name: str
@@ -150,67 +154,67 @@ class ActivityScheduled(Scheduled, frozen=True, kw_only=True, omit_defaults=True
     tag: str | None = None
 
 
-class ActivityCompleted(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+class ActivityCompleted(Resolving, frozen=True, kw_only=True):
     result: msgspec.Raw = NULL
     attempts: int = 1
 
 
-class ActivityFailed(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+class ActivityFailed(Resolving, frozen=True, kw_only=True):
     failure: Failure
 
 
-class ActivityCancelRequested(Cancelling, frozen=True, kw_only=True, omit_defaults=True):
+class ActivityCancelRequested(Cancelling, frozen=True, kw_only=True):
     reason: str = ""
 
 
 # --- timers
 
 
-class TimerCreated(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+class TimerCreated(Scheduled, frozen=True, kw_only=True):
     fire_at_ms: int
 
 
-class TimerFired(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+class TimerFired(Resolving, frozen=True, kw_only=True):
     fire_at_ms: int
 
 
-class TimerCancelled(Cancelling, frozen=True, kw_only=True, omit_defaults=True):
+class TimerCancelled(Cancelling, frozen=True, kw_only=True):
     pass
 
 
 # --- external events and mailboxes
 
 
-class ExternalSubscribed(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+class ExternalSubscribed(Scheduled, frozen=True, kw_only=True):
     name: str
 
 
-class ExternalEvent(BaseEvent, frozen=True, kw_only=True, omit_defaults=True):
+class ExternalEvent(BaseEvent, frozen=True, kw_only=True):
     name: str
     data: msgspec.Raw = NULL
 
 
-class ExternalSubscribedCancelled(Cancelling, frozen=True, kw_only=True, omit_defaults=True):
+class ExternalSubscribedCancelled(Cancelling, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class QueueSubscribed(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+class QueueSubscribed(Scheduled, frozen=True, kw_only=True):
     name: str
 
 
-class QueueEventDelivered(BaseEvent, frozen=True, kw_only=True, omit_defaults=True):
+class QueueEventDelivered(BaseEvent, frozen=True, kw_only=True):
     name: str
     data: msgspec.Raw = NULL
 
 
-class QueueSubscriptionCancelled(Cancelling, frozen=True, kw_only=True, omit_defaults=True):
+class QueueSubscriptionCancelled(Cancelling, frozen=True, kw_only=True):
     reason: str = ""
 
 
 # --- other orchestrations
 
 
-class SubOrchestrationScheduled(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+class SubOrchestrationScheduled(Scheduled, frozen=True, kw_only=True):
     name: str
     child_instance_id: str
     input: msgspec.Raw = NULL
@@ -219,19 +223,19 @@ class SubOrchestrationScheduled(Scheduled, frozen=True, kw_only=True, omit_defau
     """``cancel`` or ``abandon``: applied to the child if this execution ends first."""
 
 
-class SubOrchestrationCompleted(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+class SubOrchestrationCompleted(Resolving, frozen=True, kw_only=True):
     result: msgspec.Raw = NULL
 
 
-class SubOrchestrationFailed(Resolving, frozen=True, kw_only=True, omit_defaults=True):
+class SubOrchestrationFailed(Resolving, frozen=True, kw_only=True):
     failure: Failure
 
 
-class SubOrchestrationCancelRequested(Cancelling, frozen=True, kw_only=True, omit_defaults=True):
+class SubOrchestrationCancelRequested(Cancelling, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class OrchestrationChained(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+class OrchestrationChained(Scheduled, frozen=True, kw_only=True):
     """A detached start: the new instance has no parent and is independent."""
 
     name: str
@@ -242,7 +246,7 @@ class OrchestrationChained(Scheduled, frozen=True, kw_only=True, omit_defaults=T
     scheduled_for_ms: int | None = None
 
 
-class MessageSent(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+class MessageSent(Scheduled, frozen=True, kw_only=True):
     """A message to another instance. It is sent with the commit of the turn."""
 
     kind: str
@@ -254,7 +258,7 @@ class MessageSent(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
     """The value; the reason of a cancellation."""
 
 
-class WatcherAdded(BaseEvent, frozen=True, kw_only=True, omit_defaults=True):
+class WatcherAdded(BaseEvent, frozen=True, kw_only=True):
     """Another instance waits for the end of this one and will be told."""
 
     watcher: Watcher
@@ -263,29 +267,29 @@ class WatcherAdded(BaseEvent, frozen=True, kw_only=True, omit_defaults=True):
 # --- state and recorded values
 
 
-class CustomStatusUpdated(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+class CustomStatusUpdated(Scheduled, frozen=True, kw_only=True):
     status: str | None = None
     """JSON text; None clears it."""
 
 
-class KeyValueSet(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+class KeyValueSet(Scheduled, frozen=True, kw_only=True):
     key: str
     value: str
 
 
-class KeyValueCleared(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+class KeyValueCleared(Scheduled, frozen=True, kw_only=True):
     key: str
 
 
-class KeyValuesCleared(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+class KeyValuesCleared(Scheduled, frozen=True, kw_only=True):
     pass
 
 
-class SideEffectRecorded(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+class SideEffectRecorded(Scheduled, frozen=True, kw_only=True):
     value: msgspec.Raw = NULL
 
 
-class PatchMarked(Scheduled, frozen=True, kw_only=True, omit_defaults=True):
+class PatchMarked(Scheduled, frozen=True, kw_only=True):
     """The code called ``patched(name)`` for the first time in a live turn, which returned True."""
 
     name: str

@@ -54,7 +54,7 @@ class CarriedMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 # --- orchestrator queue
 
 
-class StartOrchestration(Item, frozen=True, kw_only=True, omit_defaults=True):
+class StartOrchestration(Item, frozen=True, kw_only=True):
     name: str
     input: msgspec.Raw = NULL
     version: str | None = None
@@ -66,7 +66,7 @@ class StartOrchestration(Item, frozen=True, kw_only=True, omit_defaults=True):
     """Messages that the instance gets with its start."""
 
 
-class ContinueAsNew(Item, frozen=True, kw_only=True, omit_defaults=True):
+class ContinueAsNew(Item, frozen=True, kw_only=True):
     """Starts the next execution of the same instance."""
 
     name: str
@@ -83,7 +83,7 @@ class ContinueAsNew(Item, frozen=True, kw_only=True, omit_defaults=True):
     scheduled_for_ms: int | None = None
 
 
-class ActivityCompleted(Item, frozen=True, kw_only=True, omit_defaults=True):
+class ActivityCompleted(Item, frozen=True, kw_only=True):
     execution_id: int
     activity_id: int
     result: msgspec.Raw = NULL
@@ -92,29 +92,29 @@ class ActivityCompleted(Item, frozen=True, kw_only=True, omit_defaults=True):
     """Set if no worker ran it: the awaited instance has ended and told its watcher."""
 
 
-class ActivityFailed(Item, frozen=True, kw_only=True, omit_defaults=True):
+class ActivityFailed(Item, frozen=True, kw_only=True):
     execution_id: int
     activity_id: int
     failure: Failure
 
 
-class TimerFired(Item, frozen=True, kw_only=True, omit_defaults=True):
+class TimerFired(Item, frozen=True, kw_only=True):
     execution_id: int
     timer_id: int
     fire_at_ms: int
 
 
-class ExternalRaised(Item, frozen=True, kw_only=True, omit_defaults=True):
+class ExternalRaised(Item, frozen=True, kw_only=True):
     name: str
     data: msgspec.Raw = NULL
 
 
-class QueueMessage(Item, frozen=True, kw_only=True, omit_defaults=True):
+class QueueMessage(Item, frozen=True, kw_only=True):
     name: str
     data: msgspec.Raw = NULL
 
 
-class SubOrchCompleted(Item, frozen=True, kw_only=True, omit_defaults=True):
+class SubOrchCompleted(Item, frozen=True, kw_only=True):
     """``instance_id`` is the parent's."""
 
     execution_id: int
@@ -123,7 +123,7 @@ class SubOrchCompleted(Item, frozen=True, kw_only=True, omit_defaults=True):
     result: msgspec.Raw = NULL
 
 
-class SubOrchFailed(Item, frozen=True, kw_only=True, omit_defaults=True):
+class SubOrchFailed(Item, frozen=True, kw_only=True):
     """``instance_id`` is the parent's."""
 
     execution_id: int
@@ -132,19 +132,19 @@ class SubOrchFailed(Item, frozen=True, kw_only=True, omit_defaults=True):
     failure: Failure
 
 
-class CancelInstance(Item, frozen=True, kw_only=True, omit_defaults=True):
+class CancelInstance(Item, frozen=True, kw_only=True):
     reason: str = ""
     parent_instance_id: str | None = None
     """Set if a parent gives up its child: another instance may have the id by now."""
 
 
-class WatchEnd(Item, frozen=True, kw_only=True, omit_defaults=True):
+class WatchEnd(Item, frozen=True, kw_only=True):
     """Asks an instance to tell the watcher about its end."""
 
     watcher: events.Watcher
 
 
-class RetrySteps(Item, frozen=True, kw_only=True, omit_defaults=True):
+class RetrySteps(Item, frozen=True, kw_only=True):
     """Sends activities of a retried execution again. The worker knows their options."""
 
     execution_id: int
@@ -167,7 +167,7 @@ class RetryPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """Names of exception classes after which there is no further attempt."""
 
 
-class ActivityExecute(Item, frozen=True, kw_only=True, omit_defaults=True):
+class ActivityExecute(Item, frozen=True, kw_only=True):
     execution_id: int
     activity_id: int
     name: str
