@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
-from perdure.codec import PayloadContext, is_sealed, require_open
+from perdure.codec import Codec, PayloadContext, is_sealed, require_open
 from perdure.errors import CorruptData, InternalError
 from perdure.model import events, wire, work
 from perdure.model.failures import Block, Failure, Mismatch
@@ -25,28 +25,25 @@ from perdure.providers.records import (
     DeadLetter,
     ExecutionInfo,
     ExecutionSnapshot,
+    FetchedOrchestration,
+    FetchedWork,
     HistoryRecord,
     InstanceInfo,
+    InstancePage,
+    InstanceSnapshot,
     KvEntry,
     KvSet,
+    OrchestratorMessage,
     QueuedMessage,
+    QueuedWork,
+    TurnCommit,
+    WorkerMessage,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from perdure.codec import Codec
     from perdure.providers.administration import ProviderAdmin
-    from perdure.providers.records import (
-        FetchedOrchestration,
-        FetchedWork,
-        InstancePage,
-        InstanceSnapshot,
-        OrchestratorMessage,
-        QueuedWork,
-        TurnCommit,
-        WorkerMessage,
-    )
 
 R = TypeVar("R", bound=msgspec.Struct)
 I = TypeVar("I", InstanceInfo, ExecutionInfo, ExecutionSnapshot)  # noqa: E741

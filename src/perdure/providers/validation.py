@@ -26,29 +26,27 @@ from perdure.limits import (
 from perdure.model.status import Status
 from perdure.model.wire import open_activity, open_message
 from perdure.providers.records import (
+    ActivityIdentity,
     EnqueueCondition,
+    ExecutionMetadata,
+    HistoryRecord,
+    InstanceSnapshot,
+    KvChange,
     KvClearAll,
     KvSet,
+    OrchestratorMessage,
+    PruneOptions,
+    SessionFetch,
     TrustedCommit,
+    TurnCommit,
+    WorkerInfo,
+    WorkerMessage,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perdure.model.failures import Block
-    from perdure.providers.records import (
-        ActivityIdentity,
-        ExecutionMetadata,
-        HistoryRecord,
-        InstanceSnapshot,
-        KvChange,
-        OrchestratorMessage,
-        PruneOptions,
-        SessionFetch,
-        TurnCommit,
-        WorkerInfo,
-        WorkerMessage,
-    )
 
 BODY_BYTES_MAX: Final = PAYLOAD_BYTES_MAX + CARRY_FORWARD_BYTES_MAX + 64 * 1024
 """A stored text holds one payload, what a continued execution carries along, and an envelope."""

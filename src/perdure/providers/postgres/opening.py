@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
 
 import psycopg
-from psycopg import sql
+from psycopg import AsyncConnection, sql
 from psycopg.errors import (
     InsufficientPrivilege,
     InvalidSchemaName,
@@ -27,7 +27,7 @@ from perdure.errors import StoreRefused
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers import rules
 from perdure.providers.migrate import Migration, due_migrations, folder_of, load_migrations
-from perdure.providers.postgres.address import check_server
+from perdure.providers.postgres.address import StoreAddress, check_server
 from perdure.providers.postgres.calling import answer_within
 from perdure.providers.postgres.faults import message_of
 from perdure.version import VERSION
@@ -35,9 +35,6 @@ from perdure.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from psycopg import AsyncConnection
-
-    from perdure.providers.postgres.address import StoreAddress
     from perdure.providers.postgres.clock import ServerClock
 
 _PACKAGE: Final = "perdure.providers.postgres"

@@ -21,7 +21,7 @@ from perdure.errors import AlreadyExists, CorruptData
 from perdure.providers import rules
 from perdure.providers.administration import ProviderAdmin
 from perdure.providers.local_files import draft_beside
-from perdure.providers.records import StoreInfo
+from perdure.providers.records import StoreInfo, WorkerInfo
 from perdure.providers.sqlite import control, instances, listing, reading, snapshots
 from perdure.providers.sqlite.connection import (
     INCREMENTAL,
@@ -31,18 +31,15 @@ from perdure.providers.sqlite.connection import (
     translate,
 )
 from perdure.providers.sqlite.guards import cannot_create
-from perdure.providers.sqlite.store import reads, searches, writes
-from perdure.providers.sqlite.transaction import Verb
+from perdure.providers.sqlite.store import Store, reads, searches, writes
+from perdure.providers.sqlite.transaction import Snapshot, Verb
 
 if TYPE_CHECKING:
     import asyncio
     import os
     from collections.abc import Callable, Coroutine
 
-    from perdure.providers.records import WorkerInfo
     from perdure.providers.sqlite.database import FileDatabase
-    from perdure.providers.sqlite.store import Store
-    from perdure.providers.sqlite.transaction import Snapshot
 
 _FINDINGS_MAX: Final = 3
 _STEPS_BETWEEN_LOOKS: Final = 100_000

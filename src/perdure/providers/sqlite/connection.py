@@ -23,7 +23,7 @@ from perdure.errors import (
 )
 from perdure.logs import get_logger
 from perdure.model.wire import FORMAT_VERSION
-from perdure.providers.migrate import due_migrations, load_migrations
+from perdure.providers.migrate import Migration, due_migrations, load_migrations
 from perdure.providers.sqlite.guards import not_a_database
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from perdure.clock import Clock
-    from perdure.providers.migrate import Migration
     from perdure.providers.sqlite.database import System
 
 _log = get_logger("perdure.sqlite")

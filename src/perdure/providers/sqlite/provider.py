@@ -13,7 +13,7 @@ from perdure.providers import validation
 from perdure.providers.contract import Provider
 from perdure.providers.records import Capabilities, EnqueueCondition, TagFilter
 from perdure.providers.sqlite import peers, reading
-from perdure.providers.sqlite.admin import SqliteAdmin
+from perdure.providers.sqlite.admin import EngineAdmin, SqliteAdmin
 from perdure.providers.sqlite.commit import ACK_TURN, APPEND_EVENTS, START_INSTANCE
 from perdure.providers.sqlite.database import FileDatabase, System
 from perdure.providers.sqlite.messages import ENQUEUE_MESSAGE, ENQUEUE_MESSAGES
@@ -30,7 +30,7 @@ from perdure.providers.sqlite.work import (
     RENEW_WORK_ITEMS,
     SETTLE_IN_TRANSACTION,
 )
-from perdure.providers.waiting import Poll
+from perdure.providers.waiting import Poll, Signal, Watch
 
 if TYPE_CHECKING:
     import asyncio
@@ -48,9 +48,7 @@ if TYPE_CHECKING:
         SessionFetch,
         TurnCommit,
     )
-    from perdure.providers.sqlite.admin import EngineAdmin
     from perdure.providers.sqlite.connection import Durability
-    from perdure.providers.waiting import Signal, Watch
 
 VERSION: Final = "1"
 
