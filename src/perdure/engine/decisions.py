@@ -58,6 +58,7 @@ class TurnDecisions:
         self.execution_id = started.execution_id
         self.parent_instance_id = started.parent_instance_id
         self.last_event_id = 0
+        """Not counted on replay: recorded events have their ids."""
         self.turn = 0
         self.now_ms = 0
         self.commands = 0
@@ -115,11 +116,8 @@ class TurnDecisions:
         )
         self.delta.append(event)
 
-    def begin_replay(
-        self, turn: int, now_ms: int, arrived: int, decisions: Sequence[events.Event]
-    ) -> None:
+    def begin_replay(self, turn: int, now_ms: int, decisions: Sequence[events.Event]) -> None:
         """Expect exactly these decisions, in any order: branches may interleave differently."""
-        self.last_event_id += arrived
         self.is_replaying = True
         self.turn = turn
         self.now_ms = now_ms
@@ -159,7 +157,6 @@ class TurnDecisions:
         """
         if self.is_replaying:
             self.commands += 1
-            self.last_event_id += 1
             return self._repeat(kind, op, site, fields)
         common = self.common_fields(self.last_event_id + 1)
         event = kind(**common, op=op, site=call_site(_OWN_FRAMES) or site, **fields)
@@ -222,7 +219,6 @@ class TurnDecisions:
             self.delta.append(kind(**self.common_fields(event_id), **fields))
             self.last_event_id = event_id
             return
-        self.last_event_id += 1
         recorded = self._expected.pop(f"cancel {source_event_id}", None)
         if recorded is not None and type(recorded) is kind:
             self._performed.append(recorded)

@@ -151,10 +151,6 @@ class Execution:
         """The number of the last turn that wrote history."""
         return self._decisions.turn
 
-    @property
-    def last_event_id(self) -> int:
-        return self._decisions.last_event_id
-
     def run_turn(self, inbox: Sequence[work.OrchestratorItem], now_ms: int) -> TurnOutcome:
         """Apply the messages in order, run the code until it waits, and return what to commit."""
         if self._is_dead:
@@ -311,16 +307,13 @@ class Execution:
             self.is_finished = True
             return
         now_ms = max(first.timestamp_ms, decisions.now_ms)
-        # After a retry, more than that of the last turn.
-        decisions.last_event_id = first.event_id - 1
-        decisions.begin_replay(first.turn, now_ms, len(arrived), performed)
+        decisions.begin_replay(first.turn, now_ms, performed)
         self._recorder.loop.now_ms = now_ms
         for event in arrived:
             self._check_completion(event)
         self._apply(arrived)
         self.is_finished = self._ending.conclude_replayed()
         decisions.end_replay()
-        decisions.last_event_id = last.event_id
 
     def _apply(self, arrived: Sequence[events.Event]) -> None:
         """Apply the events one by one, and run the code until it waits after each.

@@ -95,7 +95,9 @@ class Driver:
             fresh.close()
         then, now = plain(outcome), plain(cold)
         assert now == then, f"live {then}\ncold {now}"
-        self.replay().close()
+        again = self.replay()
+        assert facts(again) == facts(self.execution)
+        again.close()
 
     def replay(self, handler: Any = None, upto: int | None = None) -> Execution:
         history = self.history if upto is None else self.history[:upto]
@@ -211,6 +213,18 @@ OPENING = (
     events.ExternalSubscribed,
     events.QueueSubscribed,
 )
+
+
+def facts(execution: Execution) -> Any:
+    """Return the public attributes of an execution between two turns."""
+    return [
+        execution.turn,
+        execution.event_count,
+        execution.custom_status,
+        execution.is_finished,
+        execution.wants_mail,
+        [wait.op for wait in execution.waits()],
+    ]
 
 
 def plain(outcome: TurnOutcome) -> Any:

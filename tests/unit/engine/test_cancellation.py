@@ -6,7 +6,7 @@ import contextlib
 import msgspec
 from engine_driver import Driver
 
-from perdure import activity, continue_as_new, limits, orchestration, wait_for_event
+from perdure import activity, continue_as_new, limits, orchestration, saga, wait_for_event
 from perdure.model import events
 
 
@@ -344,6 +344,48 @@ def test_a_timeout_inside_the_clean_up_still_works():
     outcome = run.turn(run.fired(timer))
 
     assert [a.event.name for a in outcome.activities] == ["undo"]
+
+
+def test_the_time_of_a_clean_up_counts_from_the_end_of_a_saga():
+    @orchestration
+    async def code() -> None:
+        try:
+            async with saga() as later:
+                later(asyncio.sleep, limits.CLEANUP_SECONDS + 20)
+                await work("a")
+        finally:
+            await asyncio.sleep(limits.CLEANUP_SECONDS - 5)
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.cancel())
+    while not run.execution.is_finished:
+        due = {run.history[each - 1].fire_at_ms: each for each in run.open_ids(events.TimerCreated)}
+        run.turn(run.fired(due[min(due)]), after_ms=0)
+
+    assert run.result == "cancelled: enough"
+    assert len(run.outcomes) == 4
+
+
+def test_every_step_of_a_compensation_is_marked_also_in_its_tasks():
+    async def undone(label: str) -> None:
+        await undo(label)
+
+    async def all_undone() -> None:
+        await asyncio.gather(undone("b"), undone("c"), undo("d"))
+
+    @orchestration
+    async def code() -> None:
+        async with saga() as later:
+            later(all_undone)
+            await work("a")
+
+    run = Driver(code)
+    run.start()
+    run.turn(run.failed("work"))
+
+    scheduled = [e for e in run.history if isinstance(e, events.ActivityScheduled)]
+    assert [(e.name, e.compensation) for e in scheduled] == [("work", False), *[("undo", True)] * 3]
 
 
 def test_code_that_cancels_itself_fails():

@@ -40,7 +40,7 @@ def test_finally_blocks_run_and_emit_nothing():
 
     assert log == ["finally", "to the end"]
     assert len(run.history) == before
-    assert run.execution.last_event_id == before
+    assert run.execution._decisions.last_event_id == before
 
 
 def test_clean_up_that_awaits_is_unwound_as_well():
@@ -239,6 +239,47 @@ def test_a_closed_execution_is_freed_at_once():
         assert references[0]() is None
     finally:
         gc.enable()
+
+
+def test_code_that_closes_another_execution_goes_on_as_itself():
+    @orchestration
+    async def inner() -> None:
+        await step("inner")
+
+    @orchestration
+    async def code() -> str:
+        other = Driver(inner, is_checked=False)
+        other.start()
+        other.close()
+        return await step(current().instance_id)
+
+    run = Driver(code, is_checked=False)
+    run.start()
+    run.turn(run.completed("step", "done"))
+
+    assert run.result == "done"
+
+
+def test_generators_that_have_ended_are_dropped():
+    async def numbers() -> collections.abc.AsyncGenerator[int, None]:
+        yield 1
+        yield 2
+
+    @orchestration
+    async def code() -> int:
+        for _ in range(3):
+            opened = [numbers() for _ in range(100)]
+            started = [await anext(generator) for generator in opened]
+            for generator in opened:
+                await generator.aclose()
+        return len(started) + len(await step("a"))
+
+    run = Driver(code, is_checked=False)
+    run.start()
+
+    assert len(run.execution._recorder.loop._generators) <= 100
+    run.turn(run.completed("step", "x"))
+    assert run.result == 101
 
 
 def test_a_lost_execution_is_not_heard_in_the_turn_of_another(monkeypatch):

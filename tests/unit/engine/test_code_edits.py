@@ -508,6 +508,7 @@ def test_the_difference_is_shown_even_late_in_a_turn_of_thousands():
         run.replay(make(2500))
 
     assert '+0/2501  activity work("B")' in caught.value.report
+    assert ' 0/2499  activity work("b")' in caught.value.report
     assert caught.value.report.count("\n") < 40
 
 
@@ -535,6 +536,41 @@ def test_a_step_beyond_the_recorded_ones_names_no_recorded_event():
     assert found.event_id is None
     assert found.recorded == "nothing more in this turn"
     assert found.performed.startswith('0/2  activity work("new")')
+
+
+def test_a_new_start_without_an_id_is_reported_as_one_whose_id_is_automatic():
+    async def one() -> str:
+        return await work("a")
+
+    async def starts() -> str:
+        start_detached(child, "a")
+        return await child("a")
+
+    report = mismatch(history_of(one, complete=False), starts).report
+
+    assert report.count("as '(automatic)'") >= 2
+
+
+def test_steps_of_callbacks_and_of_the_engine_are_reported_after_those_of_branches():
+    def make(first, second):
+        async def code() -> None:
+            asyncio.get_running_loop().call_soon(other, first)
+            try:
+                await work("a")
+            finally:
+                await work(second)
+
+        return code
+
+    run = Driver(named(make("b", "c")))
+    run.start()
+    run.turn(run.cancel())
+
+    found = mismatch(run, make("B", "c")).mismatch
+    assert (found.turn, found.recorded[:22]) == (1, 'c/1  activity other("b')
+    found = mismatch(run, make("b", "C")).mismatch
+    assert found.recorded.startswith('0/2  activity work("c")')
+    assert found.diff[-1] == " cancel/1  timer"
 
 
 def test_a_block_keeps_a_mismatch_and_reads_the_text_of_older_stores():

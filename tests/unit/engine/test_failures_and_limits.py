@@ -352,6 +352,16 @@ def test_continue_as_new_takes_names_and_a_version():
     assert (bytes(second.input), second.version) == (b"[1,2,3]", "2.0.0")
 
 
+def test_continue_as_new_with_a_version_takes_no_names():
+    async def code(number: int) -> str:
+        try:
+            continue_as_new(number=number, version="2.0.0")
+        except TypeError as error:
+            return str(error)
+
+    assert "by position only" in run_to_end(code, 1).result
+
+
 def test_wrong_arguments_to_continue_as_new_are_an_error_at_the_call():
     async def code(number: int) -> str:
         try:

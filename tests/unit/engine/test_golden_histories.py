@@ -46,7 +46,7 @@ def test_a_recorded_history_replays_from_every_turn_on(name):
     for end in turn_ends(history):
         events = [wire.decode_event(json.dumps(event)) for event in history[:end]]
         execution = Execution.replay(fresh.handler, events, kv=fresh.kv, codec=JSON)
-        assert execution.last_event_id == end
+        assert execution.event_count == end
         assert execution.is_finished == (history[end - 1]["type"] in ENDS)
         execution.close()
 

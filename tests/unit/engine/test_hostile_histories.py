@@ -183,7 +183,7 @@ def test_an_execution_that_was_ended_from_outside_does_nothing(tail):
     execution = replay([*base(), *tail])
 
     assert execution.is_finished
-    assert execution.last_event_id == 3 + len(tail)
+    assert execution.event_count == 3 + len(tail)
 
 
 def test_odd_names_and_payloads_replay():

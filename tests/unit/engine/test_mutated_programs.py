@@ -62,7 +62,7 @@ def replay_edited(run: Driver, tree, end: int) -> bool:
     except Nondeterminism:
         return False
     performed = {wait.op for wait in execution.waits()}
-    assert execution.last_event_id == end
+    assert execution.event_count == end
     assert performed <= {e.op for e in history if isinstance(e, OPENING)}
     assert _must_be_open(history) <= performed
     execution.close()
