@@ -17,8 +17,11 @@ from integration.conditions import until
 from perdure.clock import ManualClock
 from perdure.conformance import factories
 from perdure.providers.directory import FileSystemProvider, layout
+from perdure.providers.directory.documents import Documents
 from perdure.providers.directory.histories import IN_FILE
+from perdure.providers.directory.journal import Changes
 from perdure.providers.records import HistoryRecord
+from perdure.providers.sqlite.connection import connect_memory
 from perdure.providers.sqlite.transaction import Verb
 
 if TYPE_CHECKING:
@@ -145,8 +148,8 @@ def test_verbs_write_to_the_journal_and_look_at_no_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a long history that is needed is read; files are written when the store is idle."""
-    monkeypatch.setattr("perdure.providers.directory.store._IDLE_SECONDS", 3600.0)
-    monkeypatch.setattr("perdure.providers.directory.store._AGE_SECONDS", 3600.0)
+    monkeypatch.setattr("perdure.providers.directory.store.IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr("perdure.providers.directory.store.AGE_SECONDS", 3600.0)
 
     async def scenario() -> None:
         ops = WatchedFileOps()
@@ -277,3 +280,34 @@ def test_a_waiting_fetch_hears_of_what_becomes_visible_later(tmp_path: Path) -> 
             assert work.result() is not None
 
     asyncio.run(scenario())
+
+
+def test_each_change_of_a_row_is_noted_under_the_primary_key_of_the_row() -> None:
+    connection = connect_memory(ManualClock(0))
+    documents = Documents(connection)
+    changes = Changes(connection, documents.tables)
+    for name, table in documents.tables.items():
+        columns = connection.execute(f"PRAGMA table_info({name})").fetchall()
+        row = tuple(40 + each[0] if each[2] == "INTEGER" else f"t{each[0]}" for each in columns)
+        marks = ", ".join("?" * len(row))
+        keys = {each[1]: value for each, value in zip(columns, row, strict=True) if each[5]}
+        assert list(keys) == table.key_columns
+        where = " AND ".join(f"{column} = ?" for column in keys)
+        if name == "store_info":  # its row is there, and has no other number
+            row, keys = (), {"id": 1}
+        else:
+            connection.execute(f"INSERT INTO {name} VALUES ({marks})", row)
+        last = columns[-1][1]
+
+        changes.watch(is_watching=True)
+        connection.execute(
+            f"UPDATE {name} SET {last} = ? WHERE {where}", (row[-1:] or (7,)) + tuple(keys.values())
+        )
+        updated = set(changes.rows)
+        changes.clear()
+        connection.execute(f"DELETE FROM {name} WHERE {where}", tuple(keys.values()))
+        deleted = set(changes.rows)
+        changes.clear()
+        changes.watch(is_watching=False)
+
+        assert updated == deleted == {(name, *keys.values())}

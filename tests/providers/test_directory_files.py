@@ -172,6 +172,7 @@ def test_files_follow_by_themselves_after_a_moment(tmp_path: Path) -> None:
 @example('{"a": 1}')
 @example('{"a":1}')
 @example("1,2")
+@example("1],[2")
 @example("")
 @example("null")
 @example('"\\u00e9"')

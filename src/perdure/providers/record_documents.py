@@ -54,10 +54,15 @@ def is_deep(data: bytes) -> bool:
     if data.count(b"[") + data.count(b"{") <= _NESTING_SPARE:
         return False
     try:
-        msgspec.json.format(b"[" * _NESTING_SPARE + data + b"]" * _NESTING_SPARE, indent=-1)
+        msgspec.json.format(nest(data), indent=-1)
     except RecursionError:
         return True
     return False
+
+
+def nest(data: bytes) -> bytes:
+    """Return the text inside of as many lists as a document may put around it, and some more."""
+    return b"[" * _NESTING_SPARE + data + b"]" * _NESTING_SPARE
 
 
 # --- fields and documents

@@ -155,8 +155,8 @@ class _Rows:
             for key, executions in self.executions.items()
             if sum(each.history_bytes for each in executions.values()) <= SHORT_HISTORY_BYTES
         ]
-        for key, number, *event_row in select(_EVENTS, small, "ORDER BY event_id"):
-            self.executions[key][number].history.append(tuple(event_row))
+        for row in select(_EVENTS, small, "ORDER BY 1, 2, event_id"):
+            self.executions[row[0]][row[1]].history.append(row[2:])
 
 
 def entry_path(table: Table, row: Sequence[Any]) -> str:
@@ -498,6 +498,8 @@ class Checkpoint:
         rows = {row[0]: row for row in self._select(sql, ids)}
         for entry_id in ids:
             row = rows.get(entry_id)
+            if row is None and (table, entry_id) not in self._files.entries:
+                continue  # it came and went between two checkpoints
             path: str | None = None
             if row is not None:
                 path = entry_path(described, row)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from perdure.providers.record_documents import NO_JSON, embed, extract, is_deep
+from perdure.providers.record_documents import NO_JSON, embed, extract, nest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -140,6 +140,8 @@ class Table:
         described = [row for row in described if (name, row[1]) != ("history", "checksum")]
         self.columns = [row[1] for row in described]
         self.key_columns = self.columns[: TABLES[name]]
+        self.has_number = [row[2] for row in described if row[5]] == ["INTEGER"]
+        """The primary key is a number, which is SQLite's row id too."""
         names = ", ".join(self.columns)
         self.select = f"SELECT {names} FROM {name} "  # noqa: S608 - of constants
         marks = ", ".join("?" * len(self.columns))
@@ -240,11 +242,11 @@ def history(events: Iterable[tuple[Any, ...]]) -> msgspec.Raw:
 def are_json(texts: list[bytes]) -> bool:
     """Return True if ``embed`` would show each of the texts as JSON; cheaper than one by one."""
     joined = b"[%b]" % b",".join(texts)
+    nested = nest(joined)
     try:
         return (
-            msgspec.json.format(joined, indent=-1) == joined
+            msgspec.json.format(nested, indent=-1) == nested
             and [bytes(each) for each in _raw_list.decode(joined)] == texts
-            and not is_deep(joined)
         )
     except (msgspec.MsgspecError, RecursionError):
         return False

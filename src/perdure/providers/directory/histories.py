@@ -142,7 +142,7 @@ class Histories:
 
         Errors: CorruptData.
         """
-        if not any(row[-1] == IN_FILE for row in rows):
+        if IN_FILE not in [row[-1] for row in rows]:
             return rows
         texts = self._texts(execution)
         try:

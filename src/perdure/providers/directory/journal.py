@@ -255,6 +255,7 @@ class Changes:
         self._connection = connection
         self._tables = tables
         self._columns = {name: table.columns for name, table in tables.items()}
+        self._numbered = frozenset([name for name, table in tables.items() if table.has_number])
         self.rows: dict[RowKey, Any] = {}
         """The whole row of one that was added, a dict of columns of one that was changed, or None
         for one that was deleted.
@@ -285,9 +286,11 @@ class Changes:
         if width is None:  # SQLite's own
             return
         operation = change.op
-        if operation == "UPDATE":
-            values = change.old
-            key = (table, *values[:width])
+        if operation == "INSERT":
+            values = change.new
+            self.rows[(table, *values[:width])] = values
+        elif operation == "UPDATE":
+            key = self._key(change, table, width)
             known = self.rows.get(key)
             if known.__class__ is tuple:
                 self.rows[key] = change.new
@@ -297,14 +300,17 @@ class Changes:
             for column, value in zip(self._columns[table], change.update, strict=False):
                 if value is not _no_change:
                     known[column] = value
-        elif operation == "INSERT":
-            values = change.new
-            self.rows[(table, *values[:width])] = values
         else:
-            values = change.old
-            self.rows[(table, *values[:width])] = None
+            key = self._key(change, table, width)
+            self.rows[key] = None
             if table == "history":
-                self.dropped.add((values[0], values[1]))
+                self.dropped.add((key[1], key[2]))
+
+    def _key(self, change: Any, table: str, width: int) -> RowKey:
+        """Return the key of a row that is there already; the columns are read only if needed."""
+        if table in self._numbered:
+            return (table, change.rowid)
+        return (table, *change.old[:width])
 
     # --- the other way
 

@@ -50,9 +50,9 @@ _log = get_logger("perdure.directory")
 _LOCK_ATTEMPTS: Final = 10
 _LOCK_WAIT_SECONDS: Final = 0.03
 """A program that is just being started may hold a copy of the lock until it runs; not for long."""
-_IDLE_SECONDS: Final = 0.25
+IDLE_SECONDS: Final = 0.25
 """A checkpoint begins after this many seconds without a commit."""
-_AGE_SECONDS: Final = 30.0
+AGE_SECONDS: Final = 30.0
 """A busy store gets a checkpoint after this time at the latest: the later, the fewer files are
 written several times.
 """
@@ -217,10 +217,10 @@ class DirectoryDatabase(Database):
     def idle_seconds(self) -> float | None:
         if self._running is not None:
             return 0.0
-        return None if self._dirty_since is None else _IDLE_SECONDS
+        return None if self._dirty_since is None else IDLE_SECONDS
 
     def use_idle_time(self, idle_seconds: float) -> bool:
-        if self._dirty_since is not None and idle_seconds >= _IDLE_SECONDS * 0.9:
+        if self._dirty_since is not None and idle_seconds >= IDLE_SECONDS * 0.9:
             self._go_on()
         return False
 
@@ -230,7 +230,7 @@ class DirectoryDatabase(Database):
         since = self._dirty_since
         return since is not None and (
             self._journal_hook.journal_bytes > _JOURNAL_BYTES_DUE
-            or self.system.monotonic() - since > _AGE_SECONDS
+            or self.system.monotonic() - since > AGE_SECONDS
         )
 
     def keep_up(self) -> None:
