@@ -28,6 +28,7 @@ from perdure.providers.directory.documents import (
     Documents,
     StoreDocument,
     history,
+    range_text,
     ranges_text,
     seal,
     time_text,
@@ -162,7 +163,8 @@ class _Rows:
 def entry_path(table: Table, row: Sequence[Any]) -> str:
     """Return the file of a message, a work item or a dead letter."""
     queue, kind_column = QUEUES[table.name]
-    instance_id, kind = (row[table.columns.index(each)] for each in ("instance_id", kind_column))
+    columns = table.columns
+    instance_id, kind = row[columns.index("instance_id")], row[columns.index(kind_column)]
     return layout.entry_file(queue, row[0], instance_id, kind)
 
 
@@ -415,7 +417,7 @@ class Checkpoint:
             completed_at = rows.row[table.columns.index("completed_at")]
         if rows.events:
             if rows.last_id - rows.first_id + 1 == rows.events:
-                fields["events"] = ranges_text(range(rows.first_id, rows.last_id + 1))
+                fields["events"] = range_text(rows.first_id, rows.last_id)
             else:
                 fields["events"] = histories.id_ranges(execution)
             is_old = (

@@ -84,7 +84,12 @@ def ranges_text(ids: Iterable[int]) -> str:
             ranges[-1][1] = each
         else:
             ranges.append([each, each])
-    return ", ".join(f"{first}-{last}" if first != last else str(first) for first, last in ranges)
+    return ", ".join(range_text(first, last) for first, last in ranges)
+
+
+def range_text(first: int, last: int) -> str:
+    """Return all ids between two, and these, as ``1-3``."""
+    return f"{first}-{last}" if first != last else str(first)
 
 
 @lru_cache(maxsize=4096)  # a store has many instances, and few different ranges

@@ -63,7 +63,7 @@ def slug(text: str) -> str:
     return _NOT_SLUG.sub("-", text.lower()).strip("-")[:SLUG_CHARACTERS_MAX].rstrip("-")
 
 
-@lru_cache(maxsize=1024)  # an instance and its messages are written together
+@lru_cache(maxsize=8192)  # a checkpoint writes many instances, and then their messages
 def instance_names(instance_id: str) -> tuple[str, str, str]:
     """Return the short name, the long name and the name of version 1."""
     begin, digest = slug(instance_id), hashlib.sha256(instance_id.encode()).hexdigest()
@@ -107,7 +107,12 @@ def archived_history(name: str, execution_id: int) -> str:
 def entry_file(queue: str, entry_id: int, instance_id: str, kind: str) -> str:
     """Return the file of a message, a work item or a dead letter. Names sort in queue order."""
     name = instance_names(instance_id)[0]
-    return f"{queue}/{entry_id:012d}-{name}~{slug(_HUMP.sub('-', kind))}.json"
+    return f"{queue}/{entry_id:012d}-{name}~{_slug_of_kind(kind)}.json"
+
+
+@lru_cache(maxsize=256)  # of messages and activities there are few kinds
+def _slug_of_kind(kind: str) -> str:
+    return slug(_HUMP.sub("-", kind))
 
 
 def instance_of_entry(file_name: str) -> str | None:
