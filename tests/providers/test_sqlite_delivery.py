@@ -9,7 +9,7 @@ from threading import Thread
 
 from patience import HANG_SECONDS
 from perdure.providers.sqlite import SqliteProvider
-from perdure.providers.sqlite.writer import Delivery
+from perdure.providers.sqlite.writer import CommitResult
 
 secret = ContextVar("secret", default="nothing")
 
@@ -31,7 +31,7 @@ def test_what_threads_deliver_arrives_in_order(tmp_path):
                     is_done.set()
 
             store._deliver = deliver
-            sent = [Delivery() for _ in range(1_000)]
+            sent = [CommitResult() for _ in range(1_000)]
             deliver_from_thread(store, sent)
             await asyncio.wait_for(is_done.wait(), HANG_SECONDS)
             return heard, sent, asyncio.get_running_loop()
@@ -57,7 +57,7 @@ def test_a_delivery_that_fails_does_not_keep_the_others(tmp_path):
         loop = asyncio.get_running_loop()
         heard, failed = loop.create_future(), []
         loop.set_exception_handler(lambda _, context: failed.append(context["exception"].args[0]))
-        deliveries = [Delivery(), Delivery(), Delivery()]
+        deliveries = [CommitResult(), CommitResult(), CommitResult()]
 
         def deliver(delivery):
             if delivery is deliveries[-1]:
@@ -83,7 +83,7 @@ def test_a_loop_that_is_gone_is_told_of_in_the_log(tmp_path, caplog):
     store, heard = asyncio.run(listen()), []
     store._deliver = heard.append
     with caplog.at_level(logging.WARNING):
-        store._deliver_soon(Delivery())
+        store._deliver_soon(CommitResult())
 
     assert "store.db' is gone" in caplog.text
     assert heard == []
@@ -95,7 +95,7 @@ def test_what_is_delivered_does_not_see_the_variables_of_the_task_that_opened_th
         async with SqliteProvider(tmp_path / "store.db") as provider:
             heard = asyncio.get_running_loop().create_future()
             provider._store._deliver = lambda _: heard.set_result(secret.get())
-            deliver_from_thread(provider._store, [Delivery()])
+            deliver_from_thread(provider._store, [CommitResult()])
             return await asyncio.wait_for(heard, HANG_SECONDS)
 
     assert asyncio.run(listen()) == "nothing"

@@ -49,7 +49,7 @@ class Openable(ABC):
         """Raise StoreClosed unless the handle is open in this process."""
 
     def _check_instance(self, operation: str, instance_id: str) -> None:
-        """Raise what the two others do, and InvalidValue for a bad id."""
+        """Raise InvalidValue for a bad id, and the errors of the two other methods."""
         self._require_open(operation)
         check_id(instance_id, "instance id")
         self._require_sound(operation, instance_id)

@@ -23,7 +23,6 @@ from perdure.errors import (
     StoreMoved,
     TreeChanged,
 )
-from perdure.ids import new_id
 from perdure.model.status import Status
 from perdure.providers.records import (
     KvClear,
@@ -56,7 +55,7 @@ ORPHAN_REASON: Final = "no instance and no start with that id"
 """Why a message became a dead letter."""
 
 _MAIL: Final = frozenset({"ExternalRaised", "QueueMessage"})
-"""Kinds of messages. SQL of the stores names them too."""
+"""The kinds of mail. The SQL of the stores names them too."""
 
 
 # --- time and locks
@@ -90,7 +89,7 @@ def in_due_order(messages: Iterable[T], times_ms: Callable[[T], tuple[int, int]]
 
 
 def is_mail(kind: str) -> bool:
-    """Return True for a message from outside; all others overtake a queue that is too long."""
+    """Return True for a message from outside. All others overtake mail that has to wait."""
     return kind in _MAIL
 
 
@@ -104,11 +103,6 @@ def visible_at(message_time_ms: int | None, now_ms: int, delay_ms: int | None = 
     if delay_ms is not None:
         return now_ms + delay_ms
     return now_ms if message_time_ms is None else message_time_ms
-
-
-def new_lock_token() -> str:
-    """Return a token that is unguessable and unique."""
-    return new_id()
 
 
 def lock_lost(operation: str, lock_token: str) -> LockLost:

@@ -169,7 +169,7 @@ class ToyProvider(Provider):
                 continue
             if instance and instance.mail_held and rules.is_mail(row.message.kind):
                 continue
-            token = rules.new_lock_token()
+            token = self.new_lock_token()
             instance = self._store.instances.setdefault(instance_id, Instance())
             instance.is_cut, instance.mail_held, instance.yielded_at_ms = is_cut, False, 0
             instance.token, instance.locked_until_ms = token, now_ms + lock_timeout_ms
@@ -406,7 +406,7 @@ class ToyProvider(Provider):
             is_ready = is_free and rules.is_visible(row.visible_at_ms, now_ms)
             fits = tags.matches(message.tag) and (activities is None or message.name in activities)
             if is_ready and fits and self._may_use(message.session_id, session, now_ms):
-                row.token, row.locked_until_ms = rules.new_lock_token(), now_ms + lock_timeout_ms
+                row.token, row.locked_until_ms = self.new_lock_token(), now_ms + lock_timeout_ms
                 row.attempts += 1
                 if message.session_id is not None:
                     until_ms = now_ms + session.lock_timeout_ms

@@ -38,7 +38,7 @@ from perdure.providers.sqlite.instances import (
     instance_after,
 )
 from perdure.providers.sqlite.readiness import Released
-from perdure.providers.sqlite.statements import Existence, HeldLock
+from perdure.providers.sqlite.statements import HeldLock
 from perdure.providers.sqlite.transaction import (
     ForKeys,
     ManyRows,
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         WorkerMessage,
     )
     from perdure.providers.sqlite.instances import EventRow
+    from perdure.providers.sqlite.statements import Existence
     from perdure.providers.sqlite.transaction import Transaction
 
 _Key = TypeVar("_Key")
@@ -120,7 +121,7 @@ def start_instance(
 
     Returns False if the id is taken. Errors: LockLost, InvalidValue.
     """
-    existence = Existence._make(tx.row(statements.EXISTENCE_OF, (start.instance_id,)))
+    existence = instances.find_existence(tx, start.instance_id)
     if existence.is_taken:
         return False
     plan = _Plan(tx, _START)
@@ -133,11 +134,7 @@ def start_many(
     tx: Transaction, starts: Sequence[tuple[OrchestratorMessage, TurnCommit, str, str]]
 ) -> list[bool]:
     """Create instances, up to the first whose id a turn before has sent a message to."""
-    ids = as_list([start.instance_id for start, *_ in starts])
-    known = {
-        instance_id: Existence._make(row)
-        for instance_id, *row in rows_at_once(tx, statements.EXISTENCE_OF_MANY, (ids,))
-    }
+    known = instances.find_existences(tx, [start.instance_id for start, *_ in starts])
     plan = _Plan(tx, _START)
     sent_to: set[str] = set()
     answers: list[bool] = []
@@ -176,7 +173,7 @@ def append(
         if is_refused_change(error):
             raise
         raise _duplicate_event("append_with_execution", instance_id, events) from error
-    if found is None and tx.row(statements.PLACE, (instance_id,)) is not None:
+    if found is None and tx.row(statements.READINESS, (instance_id,)) is not None:
         readiness.refresh(tx, instance_id)
     tx.changed_instances.append(instance_id)
 
@@ -331,7 +328,7 @@ class _Plan:
         return True
 
     def _yielded_at(self, lock: HeldLock) -> int | None:
-        """Return the time from which an instance waits that left messages behind."""
+        """Return the time of a turn that left messages behind: what was ready then comes first."""
         return self.tx.now if lock.mail_held else lock.yielded_at
 
     def _released(
@@ -342,13 +339,13 @@ class _Plan:
         yielded_at = self.tx.now if commit.returned else self._yielded_at(lock)
         return Released(lock.instance_id, key, name, version, mail_held, yielded_at)
 
-    def _hold(self, named: Released, lock: HeldLock, token: str, commit: TurnCommit) -> None:
+    def _hold(self, released: Released, lock: HeldLock, token: str, commit: TurnCommit) -> None:
         """Keep the lock, or release it."""
         if commit.keep_lock_ms is None:
-            self._rows[_release_locks].append(named)
+            self._rows[_release_locks].append(released)
             return
         locked_until = self.tx.now + commit.keep_lock_ms
-        self._rows[statements.KEEP_LOCKS].append((*named[:4], locked_until))
+        self._rows[statements.KEEP_LOCKS].append((*released[:4], locked_until))
         if commit.cancelled_timers or lock.mail_held:
             self._rows[_reschedule].append((lock.instance_id, token, self._yielded_at(lock)))
         # Messages that came late can be handed to the keeper from now on. Waiters poll at the old
@@ -363,14 +360,14 @@ class _Plan:
         key, instance, latest = self._write_instance(
             lock.instance_id, lock.instance_key, start, commit, is_suspended=is_suspended
         )
-        named = self._released(lock, key, instance.name, instance.version, commit)
+        released = self._released(lock, key, instance.name, instance.version, commit)
         if is_suspended and Status(latest.status).is_final:
             holds = (0, lock.not_before, lock.block, lock.instance_id)
             self._rows[statements.SET_HOLDS].append(holds)
         elif is_suspended and commit.keep_lock_ms is None:
-            self._rows[_release_suspended].append(named)
+            self._rows[_release_suspended].append(released)
             return
-        self._hold(named, lock, token, commit)
+        self._hold(released, lock, token, commit)
 
     def _write_instance(
         self,
@@ -416,7 +413,7 @@ class _Plan:
         """Write the rows of all turns."""
         rows = self._rows
         self.tx.changed_instances += self.instance_ids
-        for step in sorted(rows, key=_PLACES.__getitem__):
+        for step in sorted(rows, key=_ORDER.__getitem__):
             _WRITERS[step](self, rows[step])
 
 
@@ -528,7 +525,7 @@ def _reschedule(plan: _Plan, kept: list[tuple[str, str, int | None]]) -> None:
 
 
 def _release_locks(plan: _Plan, released: list[Released]) -> None:
-    ids = [named.instance_id for named in released]
+    ids = [each.instance_id for each in released]
     statements.DELETE_LAST_LOCKS.execute(plan.tx, ids)
     if plan.tx.connection.changes() != len(ids):
         # Those that are gone already are not touched again.
@@ -586,7 +583,7 @@ def _writer_of(step: _Step) -> Callable[[_Plan, list[Any]], object]:
     return step
 
 
-_PLACES: Final[dict[_Step, int]] = {step: place for place, step in enumerate(_STEPS)}
+_ORDER: Final[dict[_Step, int]] = {step: number for number, step in enumerate(_STEPS)}
 _WRITERS: Final[dict[_Step, Callable[[_Plan, list[Any]], object]]] = {
     step: _writer_of(step) for step in _STEPS
 }

@@ -66,18 +66,18 @@ def suspend(tx: Transaction, instance_id: str) -> None:
     key = instances.find_existence(tx, instance_id).instance_key
     facts = readiness.find_facts(tx, instance_id)
     if facts is None:
-        tx.execute(statements.INSERT_BARE_LOCK, (instance_id, key))
+        tx.write(statements.INSERT_BARE_LOCK, (instance_id, key))
         facts = readiness.NO_FACTS
     if facts.suspended:
         return
-    tx.execute(statements.DROP_LOCK, (instance_id,))
+    tx.write(statements.DROP_LOCK, (instance_id,))
     _set_holds(tx, instance_id, key, (1, facts.not_before, facts.block))
 
 
 def resume(tx: Transaction, instance_id: str) -> None:
     instances.require_alive(tx, instance_id)
     key = instances.find_existence(tx, instance_id).instance_key
-    tx.execute(statements.RESET_ATTEMPTS, (instance_id,))
+    tx.write(statements.RESET_ATTEMPTS, (instance_id,))
     _set_holds(tx, instance_id, key, (0, None, None))
 
 
@@ -85,7 +85,7 @@ def _set_holds(
     tx: Transaction, instance_id: str, key: int | None, holds: tuple[int, int | None, str | None]
 ) -> None:
     """Write suspension, end of a delay and block of an instance, and all that follows from them."""
-    tx.execute(statements.SET_HOLDS, (*holds, instance_id))
+    tx.write(statements.SET_HOLDS, (*holds, instance_id))
     if key is not None:
         suspended, _, block = holds
         turns.show_status(tx, key, suspended=bool(suspended), blocked=block is not None)
@@ -102,18 +102,19 @@ def lock(tx: Transaction, instance_id: str, lock_timeout_ms: int) -> FetchedOrch
 
 def delete_atomic(tx: Transaction, instance_ids: Sequence[str], force: bool) -> DeleteResult:
     named = dict.fromkeys(instance_ids)
-    existing = instances.find_taken(tx, named)
+    found = instances.find_existences(tx, named)
+    existing = {instance_id for instance_id, each in found.items() if each.is_taken}
     if not existing:
         raise rules.none_exists(named)
     ended = existing if force else instances.find_ended(tx, list(named))
     for instance_id in named:
         if instance_id in existing and instance_id not in ended:
             raise rules.still_running(instance_id)
-    found = instances.have_anything(tx, named)
-    for child_id, parent_id in instances.find_children(tx, found):
+    stored = instances.have_anything(tx, named)
+    for child_id, parent_id in instances.find_children(tx, stored):
         if child_id not in named:
             raise rules.would_orphan(child_id, parent_id)
-    return _delete(tx, found)
+    return _delete(tx, stored)
 
 
 def list_oldest(
@@ -124,7 +125,7 @@ def list_oldest(
     limit: int,
     finished_roots: bool,
 ) -> list[tuple[int, str]]:
-    """Return instances that have begun, or finished roots, after a place in their order."""
+    """Return instances that have begun, or finished roots, after one in their order."""
     if instance_ids is None:
         statement = _OLDEST_FINISHED_ROOTS if finished_roots else _OLDEST_BEGUN
         return list(snapshot.rows(statement, (completed_before_ms, *after, limit)))
@@ -132,9 +133,9 @@ def list_oldest(
     for instance_id in set(instance_ids):
         row = snapshot.row(_COMPLETED_AT, (instance_id,))
         if row is not None and rules.is_before(row[1], completed_before_ms):
-            place = (row[0], instance_id)
-            if place > after and not (finished_roots and row[2] is not None):
-                found.append(place)
+            position = (row[0], instance_id)
+            if position > after and not (finished_roots and row[2] is not None):
+                found.append(position)
     return sorted(found)[:limit]
 
 
@@ -209,9 +210,9 @@ def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int, database: 
     long_ago = tx.now - _LAPSED_MS_KEPT
     presence = database.peers.presence()
     announced = [each for each, until in presence.items() if (until or 0) > long_ago]
-    tx.execute(_DELETE_LAPSED, (long_ago, worker.worker_id, as_list(announced)))
+    tx.write(_DELETE_LAPSED, (long_ago, worker.worker_id, as_list(announced)))
     if ttl_ms == 0:
-        tx.execute("DELETE FROM workers WHERE worker_id = ?", (worker.worker_id,))
+        tx.write("DELETE FROM workers WHERE worker_id = ?", (worker.worker_id,))
         return
     known = tx.row(_WORKER, (worker.worker_id,))
     if known is not None and known[1] == tx.holder:
@@ -222,14 +223,14 @@ def register_worker(tx: Transaction, worker: WorkerInfo, ttl_ms: int, database: 
         if is_same and database.show_worker_until(tx.now + ttl_ms):
             return
     record = msgspec.json.encode(msgspec.structs.replace(worker, seen_at_ms=tx.now)).decode()
-    tx.execute(
+    tx.write(
         "INSERT OR REPLACE INTO workers VALUES (?, ?, ?, ?)",
         (worker.worker_id, record, tx.now + ttl_ms, tx.holder),
     )
 
 
 def mark_moved(tx: Transaction, location: str | None) -> None:
-    tx.execute("UPDATE store_info SET moved_to = ?", (location,))
+    tx.write("UPDATE store_info SET moved_to = ?", (location,))
     enforce_moved_mark(tx.connection)
 
 
@@ -254,13 +255,13 @@ def release_holder(tx: Transaction, holder: str) -> None:
     """Let every lock of a dead process end now. Its tokens begin with the holder."""
     held = (holder, f"{holder}\x7f", tx.now)
     for (instance_id,) in tx.rows(_HELD_INSTANCES, held):
-        tx.execute(_END_LOCK, (tx.now, instance_id))
+        tx.write(_END_LOCK, (tx.now, instance_id))
         readiness.refresh(tx, instance_id)
     if tx.change(_END_WORK_LOCKS, held):
         tx.work_changed = True
     if tx.change(_END_SESSIONS, (holder, tx.now)):
         tx.work_changed = True
-    tx.change("DELETE FROM workers WHERE holder = ?", (holder,))
+    tx.write("DELETE FROM workers WHERE holder = ?", (holder,))
 
 
 RELEASE_HOLDER: Final = Verb("release_holder", release_holder)
@@ -291,7 +292,7 @@ def extend_stalled_locks(tx: Transaction, since: int) -> None:
         return  # nothing may be changed, and nothing can be fetched
     ended = (tx.now + STALL_GRACE_MS, tx.now, since)
     for statement in _EXTEND_STALLED:
-        tx.change(statement, ended)
+        tx.write(statement, ended)
 
 
 # The latest time at which something was queued or locked, for all that is known.
@@ -376,7 +377,7 @@ class ClockFollower:
         if tx.now >= latest or moved_to(tx.connection) is not None:
             return None
         _follow_clock_back(tx, latest)
-        tx.change(_NOTE_JUMP, (latest, tx.now))
+        tx.write(_NOTE_JUMP, (latest, tx.now))
         return latest, tx.now
 
     def followed(self, jump: tuple[int, int]) -> None:
@@ -391,6 +392,6 @@ def _follow_clock_back(tx: Transaction, latest: int) -> None:
     """
     refreshed = tx.rows(_REFRESHED_INSTANCES, (tx.now,))
     for statement in _FOLLOW_CLOCK_BACK:
-        tx.change(statement, (tx.now, latest - tx.now)[: 1 + ("?2" in statement)])
+        tx.write(statement, (tx.now, latest - tx.now)[: 1 + ("?2" in statement)])
     for (instance_id,) in refreshed:
         readiness.refresh(tx, instance_id)

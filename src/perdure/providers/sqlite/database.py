@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from perdure.providers.migrate import Migration
     from perdure.providers.sqlite.connection import Durability, RestrictedConnection
     from perdure.providers.sqlite.transaction import CommitHook
-    from perdure.providers.sqlite.writer import Delivery
+    from perdure.providers.sqlite.writer import CommitResult
 
 _log = get_logger("perdure.sqlite")
 
@@ -80,7 +80,10 @@ _T = TypeVar("_T")
 
 
 class System:
-    """Those of the machine. A simulator overrides every method."""
+    """The clock, the random numbers and the threads of this machine.
+
+    A simulator overrides every method.
+    """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = SystemClock() if clock is None else clock
@@ -214,7 +217,7 @@ class Database:
         return self.transaction
 
     lasts = True
-    """Each commit waits for the disk, as far as the store does that at all."""
+    """True: each commit waits for the disk, if the store ever does."""
 
     def let_last(self, lasts: bool, /) -> None:
         """Let the commits that follow wait for the disk, or not."""
@@ -247,13 +250,13 @@ class Database:
 
     # --- other processes
 
-    def tell_others(self, delivery: Delivery, now: float) -> None:
+    def tell_others(self, result: CommitResult, now: float) -> None:
         """Wake other processes that wait for what was committed. ``now`` is a monotonic time."""
         if self.peers.has_any(now):
             self.peers.tell(
-                turns=delivery.turns_changed,
-                work=delivery.work_changed,
-                instance_ids=delivery.changed_instances,
+                turns=result.turns_changed,
+                work=result.work_changed,
+                instance_ids=result.changed_instances,
             )
 
     def show_worker_until(self, time_ms: int) -> bool:

@@ -243,19 +243,19 @@ def change_state(tx: Transaction, key: int, changes: Sequence[KvChange]) -> None
         match change:
             case KvSet():
                 values = (key, change.key, change.value, change.updated_at_ms)
-                tx.change(PUT_KV_DELTA, values)
+                tx.write(PUT_KV_DELTA, values)
             case KvClear():
-                tx.change(PUT_KV_DELTA, (key, change.key, None, None))
+                tx.write(PUT_KV_DELTA, (key, change.key, None, None))
             case _:
-                tx.change(_CLEAR_ALL_IN_DELTA, (key,))
+                tx.write(_CLEAR_ALL_IN_DELTA, (key,))
 
 
 def merge_state(tx: Transaction, keys: Sequence[int]) -> None:
-    """Make the changes of executions that end last."""
+    """Merge the changes of executions that end into the state of their instances."""
     for changed in _HAS_KV_DELTA.rows(tx, keys):
-        tx.change(_MERGE_KV, changed)
-        tx.change(_DROP_CLEARED_KV, changed)
-        tx.change(_EMPTY_KV_DELTA, changed)
+        tx.write(_MERGE_KV, changed)
+        tx.write(_DROP_CLEARED_KV, changed)
+        tx.write(_EMPTY_KV_DELTA, changed)
 
 
 # --- existence
@@ -271,10 +271,10 @@ def find_existence(tx: Transaction, instance_id: str) -> Existence:
     return Existence._make(tx.row(statements.EXISTENCE_OF, (instance_id,)))
 
 
-def find_taken(tx: Transaction, instance_ids: Iterable[str]) -> set[str]:
-    """Return those ids of which there is an instance or a queued start."""
+def find_existences(tx: Transaction, instance_ids: Iterable[str]) -> dict[str, Existence]:
+    """Return what there is under each of these ids, without those under which there is nothing."""
     found = rows_at_once(tx, statements.EXISTENCE_OF_MANY, (as_list(instance_ids),))
-    return {instance_id for instance_id, *row in found if Existence._make(row).is_taken}
+    return {instance_id: Existence._make(row) for instance_id, *row in found}
 
 
 def find_ended(tx: Transaction, instance_ids: Sequence[str]) -> set[str]:
@@ -342,8 +342,7 @@ def delete_tree(tx: Transaction, root_id: str) -> None:
 
 def delete_instances(tx: Transaction, instance_ids: Sequence[str]) -> DeleteResult:
     """Remove instances with their messages, locks and state; nothing is checked."""
-    known = rows_at_once(tx, statements.EXISTENCE_OF_MANY, (as_list(instance_ids),))
-    found = [Existence._make(row) for _, *row in known]
+    found = find_existences(tx, instance_ids).values()
     keys = [each.instance_key for each in found if each.instance_key is not None]
     events, executions, *_ = [each.count(tx, keys) for each in _DELETE_BY_KEY]
     sessions = [row[0] for row in _SESSIONS_OF.rows(tx, instance_ids)]

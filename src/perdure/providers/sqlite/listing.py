@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from perdure.providers.sqlite.transaction import Snapshot
 
-_Place: TypeAlias = tuple[int, str]
+_Position: TypeAlias = tuple[int, str]
 """(created_at, instance id): the order of the listing."""
 
 _PREFIX_MATCHES_TO_SORT: Final = 2_000
@@ -146,7 +146,7 @@ def get_tree(snapshot: Snapshot, root_id: str) -> InstanceTree:
 
 
 def list_page(
-    snapshot: Snapshot, query: InstanceQuery | None, before: _Place | None, limit: int
+    snapshot: Snapshot, query: InstanceQuery | None, before: _Position | None, limit: int
 ) -> list[InstanceInfo]:
     return list(islice(_matching(snapshot, query, before), limit))
 
@@ -190,7 +190,7 @@ def system_metrics(snapshot: Snapshot) -> SystemMetrics:
 
 
 def _matching(
-    snapshot: Snapshot, query: InstanceQuery | None, before: _Place | None
+    snapshot: Snapshot, query: InstanceQuery | None, before: _Position | None
 ) -> Iterator[InstanceInfo]:
     """Yield the instances that fit, newest first. SQL narrows them down, Python checks them."""
     query = query or InstanceQuery()
@@ -200,28 +200,30 @@ def _matching(
         infos = heapq.merge(
             *_started_sources(snapshot, query, before),
             _pending_source(snapshot, query, before),
-            key=_place_of,
+            key=_position_of,
             reverse=True,
         )
     return (info for info in infos if rules.fits_query(info, query))
 
 
-def _place_of(info: InstanceInfo) -> _Place:
+def _position_of(info: InstanceInfo) -> _Position:
     return info.created_at_ms, info.instance_id
 
 
 def _named(
-    snapshot: Snapshot, instance_ids: tuple[str, ...], before: _Place | None
+    snapshot: Snapshot, instance_ids: tuple[str, ...], before: _Position | None
 ) -> Iterator[InstanceInfo]:
     found = [find_info(snapshot, instance_id) for instance_id in set(instance_ids)]
     infos = [
-        info for info in found if info is not None and (before is None or _place_of(info) < before)
+        info
+        for info in found
+        if info is not None and (before is None or _position_of(info) < before)
     ]
-    return iter(sorted(infos, key=_place_of, reverse=True))
+    return iter(sorted(infos, key=_position_of, reverse=True))
 
 
 def _started_sources(
-    snapshot: Snapshot, query: InstanceQuery, before: _Place | None
+    snapshot: Snapshot, query: InstanceQuery, before: _Position | None
 ) -> list[Iterator[InstanceInfo]]:
     """Return ordered queries whose union has all instances: one for each status, so that none has
     to be sorted, and one for instances that only a queued start names.
@@ -244,7 +246,7 @@ def _started_sources(
 
 
 def _started_source(
-    snapshot: Snapshot, where: _Conditions, before: _Place | None
+    snapshot: Snapshot, where: _Conditions, before: _Position | None
 ) -> Iterator[InstanceInfo]:
     if before is not None:
         where.add("(i.created_at, i.instance_id) < (?, ?)", *before)
@@ -253,7 +255,7 @@ def _started_source(
 
 
 def _pending_source(
-    snapshot: Snapshot, query: InstanceQuery, before: _Place | None
+    snapshot: Snapshot, query: InstanceQuery, before: _Position | None
 ) -> Iterator[InstanceInfo]:
     """Yield instances whose start is queued."""
     if not _may_be_pending(query):
@@ -293,8 +295,8 @@ def _count_started(snapshot: Snapshot, query: InstanceQuery) -> int:
 def _count_pending(snapshot: Snapshot, query: InstanceQuery) -> int:
     if not _may_be_pending(query):
         return 0
-    by_place = InstanceQuery(statuses=query.statuses, name=query.name, version=query.version)
-    if query != by_place:
+    by_name = InstanceQuery(statuses=query.statuses, name=query.name, version=query.version)
+    if query != by_name:
         return sum(rules.fits_query(info, query) for info in _pending_source(snapshot, query, None))
     where = _Conditions("l.pending_since IS NOT NULL AND l.name IS NOT NULL")
     _add_identity(where, query, "l.name = ?", "l.version = ?")
@@ -375,9 +377,9 @@ def _add_prefix(where: _Conditions, prefix: str, *, sorts: bool) -> None:
 
 
 def _may_be_pending(query: InstanceQuery) -> bool:
-    shown = {Status.PENDING, Status.PAUSED, Status.BLOCKED}
     has_ended = query.completed_after_ms is not None or query.completed_before_ms is not None
-    return not has_ended and (query.statuses is None or bool(query.statuses & shown))
+    may_fit = query.statuses is None or not query.statuses.isdisjoint(_PENDING_AS)
+    return may_fit and not has_ended
 
 
 def _after_prefix(prefix: str) -> str:

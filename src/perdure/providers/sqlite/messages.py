@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from perdure.providers import rules
 from perdure.providers.records import EnqueueCondition
 from perdure.providers.sqlite import instances, listing, readiness, statements
-from perdure.providers.sqlite.statements import Existence, Place, WaitingMail
-from perdure.providers.sqlite.transaction import Verb, as_list, rows_at_once
+from perdure.providers.sqlite.statements import Readiness, WaitingMail
+from perdure.providers.sqlite.transaction import Verb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,10 +75,10 @@ def _enqueue_mail(
     for message_id, message in enumerate(mail, tx.new_message_ids(len(mail))):
         by_instance[message.instance_id].append((message_id, message))
     rows: list[tuple[Any, ...]] = []
-    first: list[tuple[OrchestratorMessage, int, int, Place | None]] = []
+    first: list[tuple[OrchestratorMessage, int, int, Readiness | None]] = []
     for instance_id, added in by_instance.items():
-        place = readiness.find_place(tx, instance_id)
-        has_backlog = place is not None and place.has_backlog
+        before = readiness.find_readiness(tx, instance_id)
+        has_backlog = before is not None and before.has_backlog
         row = tx.row(statements.WAITING_MAIL, (instance_id,)) if has_backlog else None
         waiting = _NO_MAIL if row is None else WaitingMail._make(row)
         is_numbered = has_backlog or len(added) > 1
@@ -95,10 +95,10 @@ def _enqueue_mail(
         count, total = number - waiting.first + 1, size - waiting.before
         if rules.is_full(count, total, mail_max, mail_bytes_max):
             raise rules.queue_full(instance_id, count, total, mail_max, mail_bytes_max)
-        first.append((added[0][1], *min(new), place))
+        first.append((added[0][1], *min(new), before))
     statements.INSERT_MESSAGE.execute(tx, rows)
-    for message, visible_at, message_id, place in first:
-        readiness.note_message(tx, message, visible_at, message_id, place)
+    for message, visible_at, message_id, before in first:
+        readiness.note_message(tx, message, visible_at, message_id, before)
     tx.changed_instances += by_instance
 
 
@@ -109,11 +109,9 @@ def _enqueue_new(
     ids = [message.instance_id for message in messages]
     if len(set(ids)) != len(ids):
         return None
-    existing: set[str] = set()
-    for instance_id, *row in rows_at_once(tx, statements.EXISTENCE_OF_MANY, (as_list(ids),)):
-        if not Existence._make(row).is_taken:
-            return None
-        existing.add(instance_id)
+    existing = instances.find_existences(tx, ids)
+    if not all(each.is_taken for each in existing.values()):
+        return None
     absent = [message for message in messages if message.instance_id not in existing]
     if not absent:
         return [False] * len(messages)
@@ -163,9 +161,9 @@ def insert_all(tx: Transaction, messages: Sequence[OrchestratorMessage]) -> None
 def insert(tx: Transaction, message: OrchestratorMessage, visible_at: int) -> None:
     """Add a new message and bring the readiness row of its instance up to date."""
     message_id = tx.new_message_id()
-    place = readiness.find_place(tx, message.instance_id)
+    before = readiness.find_readiness(tx, message.instance_id)
     statements.INSERT_MESSAGE.execute(tx, [queue_row(message_id, message, visible_at, tx.now)])
-    readiness.note_message(tx, message, visible_at, message_id, place)
+    readiness.note_message(tx, message, visible_at, message_id, before)
     tx.changed_instances.append(message.instance_id)
 
 

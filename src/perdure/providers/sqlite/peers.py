@@ -18,8 +18,9 @@ so its locks can be released at once. The kernel releases the lock with the last
 board, however the process ends; ids of processes, which are used again and differ between
 containers, play no part.
 
-A second lock on the board shows until when the worker of this process has announced itself: the
-place of the locked byte is that time. So an idle worker is seen as alive, and nothing is written.
+A second lock, of one byte of the board, shows until when the worker of this process has announced
+itself: the position of that byte is the time. So an idle worker is seen as alive, and nothing is
+written.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def topic_of(instance_id: str) -> int:
 
 
 class NoPeers:
-    """Those of a store that only one process can have open."""
+    """The peers of a store that only one process can have open: there are none."""
 
     @property
     def is_listening(self) -> bool:
@@ -491,7 +492,7 @@ class _Peer:
         self._descriptor = self._pipe = -1
 
 
-# --- a time as the place of a locked byte
+# --- a time as the position of a locked byte
 
 if sys.platform == "linux":  # the only system with locks of open files in this format
     import fcntl
@@ -500,7 +501,7 @@ if sys.platform == "linux":  # the only system with locks of open files in this 
     """``struct flock``: type, origin, first byte, number of bytes (0: all that follow), process."""
 
     def _lock_time(board: int, time_ms: int) -> bool:
-        """Lock one byte of a board, whose place is the time; False if the system cannot do it."""
+        """Lock the byte of a board at that position; False if the system cannot do it."""
         # The new byte first: at each moment one is locked.
         for kind, first, count in (
             (fcntl.F_WRLCK, time_ms, 1),
@@ -512,7 +513,7 @@ if sys.platform == "linux":  # the only system with locks of open files in this 
         return True
 
     def _locked_time(board: int) -> int:
-        """Return the place of the locked byte; 0 if none is locked."""
+        """Return the position of the locked byte; 0 if none is locked."""
         asked = struct.pack(_LOCK_FORMAT, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
         found = fcntl.fcntl(board, fcntl.F_OFD_GETLK, asked)
         kind, _, first, _, _ = struct.unpack(_LOCK_FORMAT, found)
@@ -521,11 +522,11 @@ if sys.platform == "linux":  # the only system with locks of open files in this 
 else:
 
     def _lock_time(board: int, time_ms: int) -> bool:  # noqa: ARG001
-        """Lock one byte of a board, whose place is the time; False if the system cannot do it."""
+        """Lock the byte of a board at that position; False if the system cannot do it."""
         return False
 
     def _locked_time(board: int) -> int:  # noqa: ARG001
-        """Return the place of the locked byte; 0 if none is locked."""
+        """Return the position of the locked byte; 0 if none is locked."""
         return 0
 
 

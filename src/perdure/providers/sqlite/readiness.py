@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perdure.providers import rules
 from perdure.providers.sqlite import instances, statements
-from perdure.providers.sqlite.statements import LockFacts, Place
+from perdure.providers.sqlite.statements import LockFacts, Readiness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ def refresh(tx: Transaction, instance_id: str) -> None:
     if first is None and facts.lock_token is None and not (is_held or facts.mail_held):
         if facts.touched_at is not None:
             key, *_ = _identify(tx, instance_id)
-            tx.change(instances.TOUCH_INSTANCE, (facts.touched_at, key))
+            tx.write(instances.TOUCH_INSTANCE, (facts.touched_at, key))
         statements.DELETE_LOCKS.execute(tx, [instance_id])
         return
     key, name, version, pending_since, opens_at = _identify(tx, instance_id)
@@ -116,14 +116,14 @@ def release(tx: Transaction, released: Sequence[Released], state: int) -> None:
         values = (
             state, *first, key, name, version, facts.mail_held, facts.yielded_at, instance_id
         )  # fmt: skip
-        tx.change(statements.RELEASE_LOCK, values)
+        tx.write(statements.RELEASE_LOCK, values)
     tx.turns_changed = True
 
 
 def reschedule(tx: Transaction, instance_id: str, lock_token: str, yielded_at: int | None) -> None:
-    """Write when a message makes an instance ready whose lock is kept; mail is held no more."""
+    """Compute when the next message makes an instance with a kept lock ready; mail counts again."""
     first = tx.row(statements.FIRST_FREE_MESSAGE, (instance_id, lock_token)) or (None, None)
-    tx.change(statements.YIELD, (*first, yielded_at, instance_id))
+    tx.write(statements.YIELD, (*first, yielded_at, instance_id))
     tx.turns_changed = True
 
 
@@ -166,9 +166,9 @@ def next_due(tx: Transaction, owner: str | None) -> int | None:
     return min((due for due in dues if due is not None), default=None)
 
 
-def find_place(tx: Transaction, instance_id: str) -> Place | None:
-    row = tx.row(statements.PLACE, (instance_id,))
-    return None if row is None else Place._make(row)
+def find_readiness(tx: Transaction, instance_id: str) -> Readiness | None:
+    row = tx.row(statements.READINESS, (instance_id,))
+    return None if row is None else Readiness._make(row)
 
 
 def note_message(
@@ -176,12 +176,12 @@ def note_message(
     message: OrchestratorMessage,
     visible_at: int,
     message_id: int,
-    place: Place | None,
+    before: Readiness | None,
 ) -> None:
-    """Write the readiness row after a message was added. ``place`` is from before that."""
+    """Write the readiness row after a message was added. ``before`` is the row before that."""
     tx.turns_changed = True
     instance_id, start = message.instance_id, message.start
-    if place is None:
+    if before is None:
         instance = tx.row(instances.INSTANCE_BY_ID, (instance_id,))
         if instance is not None and instance[1] > 0:
             key, _, _, name, version = instance
@@ -193,7 +193,7 @@ def note_message(
         else:
             refresh(tx, instance_id)
         return
-    state, pending_since, ready_at, ready_id, mail_held, yielded_at = place
+    state, pending_since, ready_at, ready_id, mail_held, yielded_at = before
     if start is not None or pending_since is not None or state == UNKNOWN:
         # The instance waits for a start, or this message is one.
         refresh(tx, instance_id)
@@ -203,7 +203,7 @@ def note_message(
         if yielded_at is not None:
             refresh(tx, instance_id)
             return
-        tx.execute(statements.SET_READY_MESSAGE, (visible_at, message_id, instance_id))
+        tx.write(statements.SET_READY_MESSAGE, (visible_at, message_id, instance_id))
 
 
 def ready_row(
@@ -239,5 +239,5 @@ def _dead_letter_orphans(tx: Transaction, orphans: Sequence[str]) -> None:
         dead += tx.rows(statements.DEAD_MESSAGES, (instance_id, tx.orphan_grace_ms, tx.now))
         tx.changed_instances.append(instance_id)
     for _, message_id in sorted(dead):
-        tx.execute(statements.COPY_DEAD, (rules.ORPHAN_REASON, tx.now, message_id))
-        tx.execute(statements.DELETE_MESSAGE, (message_id,))
+        tx.write(statements.COPY_DEAD, (rules.ORPHAN_REASON, tx.now, message_id))
+        tx.write(statements.DELETE_MESSAGE, (message_id,))

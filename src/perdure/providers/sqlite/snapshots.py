@@ -103,10 +103,10 @@ def restore(tx: Transaction, snapshot: InstanceSnapshot, replace: bool) -> None:
         key = _restore_turns(tx, snapshot)
     block = snapshot.block
     if snapshot.suspended or block is not None or snapshot.not_before_ms is not None:
-        tx.execute(statements.INSERT_BARE_LOCK, (instance_id, key))
+        tx.write(statements.INSERT_BARE_LOCK, (instance_id, key))
         text = None if block is None else msgspec.json.encode(block).decode()
         holds = (int(snapshot.suspended), snapshot.not_before_ms, text, instance_id)
-        tx.execute(statements.SET_HOLDS, holds)
+        tx.write(statements.SET_HOLDS, holds)
     queued = [
         messages.queue_row(
             tx.new_message_id(),
@@ -173,20 +173,22 @@ def _restore_turns(tx: Transaction, snapshot: InstanceSnapshot) -> int:
         events = event_rows(tx, key, each.execution_id, each.history)
         instances.INSERT_EVENT.execute(tx, events)
     for name, entry in snapshot.kv_store.items():
-        tx.execute(instances.PUT_KV_STORE, (key, name, entry.value, entry.updated_at_ms))
+        tx.write(instances.PUT_KV_STORE, (key, name, entry.value, entry.updated_at_ms))
     for name, change in snapshot.kv_delta.items():
         value, updated_at = (None, None) if change is None else (change.value, change.updated_at_ms)
-        tx.execute(instances.PUT_KV_DELTA, (key, name, value, updated_at))
+        tx.write(instances.PUT_KV_DELTA, (key, name, value, updated_at))
     return key
 
 
 def _work_row(tx: Transaction, entry: QueuedWork) -> tuple[Any, ...]:
     message, identity = entry.message, entry.message.identity
     is_visible = rules.is_visible(entry.visible_at_ms, tx.now)
+    state, wake_at = (
+        (readiness.READY, None) if is_visible else (readiness.WAITING, entry.visible_at_ms)
+    )
     return (
         identity.instance_id, identity.execution_id, identity.activity_id,
         message.name, message.body, message.session_id, message.tag, entry.visible_at_ms,
-        entry.enqueued_at_ms, entry.attempt_count, 0 if is_visible else 1,
-        None if is_visible else entry.visible_at_ms, None, None, None, entry.heartbeat,
-        message.visible_at_ms,
+        entry.enqueued_at_ms, entry.attempt_count, state, wake_at, None, None, None,
+        entry.heartbeat, message.visible_at_ms,
     )  # fmt: skip

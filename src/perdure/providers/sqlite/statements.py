@@ -13,8 +13,8 @@ from perdure.providers.sqlite.transaction import ForKeys, ManyRows
 # --- readiness (instance_locks)
 
 
-class Place(NamedTuple):
-    """The columns of a readiness row that a new message may change."""
+class Readiness(NamedTuple):
+    """The columns of a readiness row that decide what a new message changes in it."""
 
     state: int
     pending_since: int | None
@@ -29,8 +29,10 @@ class Place(NamedTuple):
         return self.ready_at is not None or bool(self.mail_held)
 
 
-PLACE: Final = f"SELECT {', '.join(Place._fields)} FROM instance_locks WHERE instance_id = ?"  # noqa: S608
-"""A row of Place."""
+READINESS: Final = (
+    f"SELECT {', '.join(Readiness._fields)} FROM instance_locks WHERE instance_id = ?"  # noqa: S608
+)
+"""A row of Readiness."""
 
 CARRY_MORE: Final = """
 UPDATE instance_locks
@@ -117,8 +119,8 @@ class Candidate(NamedTuple):
     """Token of the lock that its owner keeps; None if the instance is free."""
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Place in the order in which instances are handed out."""
+    def order(self) -> tuple[int, int]:
+        """Instances are handed out in ascending order of this."""
         return self.ready_at, self.ready_id
 
 

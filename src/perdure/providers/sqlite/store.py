@@ -32,7 +32,7 @@ from perdure.providers.sqlite.turns import GIVE_BACK_TURN
 from perdure.providers.sqlite.work import ABANDON_WORK
 from perdure.providers.sqlite.writer import (
     BATCH_OPERATIONS_MAX,
-    Delivery,
+    CommitResult,
     Entry,
     Reader,
     ThreadWriter,
@@ -218,22 +218,20 @@ class Store:
             writer.submit([entry])
 
     def _write_here(self, writer: Writer, entry: Entry) -> bool:
-        delivery = Delivery()
+        result = CommitResult()
         try:
-            is_done = writer.commit_here(entry, delivery)
+            is_done = writer.commit_here(entry, result)
         except BaseException as signal:  # noqa: BLE001 - raised again when this is answered
             assert self._loop is not None
             self._loop.call_soon(_raise, signal)
             is_done = True  # or half done: the thread must not write it once more
-            if not delivery.outcomes:
-                delivery.outcomes.append(
-                    (entry, None, unknown_outcome(self.database.label, signal))
-                )
+            if not result.outcomes:
+                result.outcomes.append((entry, None, unknown_outcome(self.database.label, signal)))
         if is_done:
             # In the next pass of the loop: what else is written in this one would not be alone.
             assert self._loop is not None
             self._loop.call_soon(self._note_lone)
-            self._answer(delivery)
+            self._answer(result)
         return is_done
 
     def _note_lone(self) -> None:
@@ -274,24 +272,24 @@ class Store:
 
     # --- back on the event loop
 
-    def _deliver_here(self, delivery: Delivery) -> None:
+    def _deliver_here(self, result: CommitResult) -> None:
         """Called by a writer without a thread, in the thread that asked."""
         assert self._loop is not None
         # If the home loop does not run any more, another one took its place.
         if get_ident() == self._home_thread or not self._loop.is_running():
-            self._deliver(delivery)
+            self._deliver(result)
         else:
-            self._deliver_soon(delivery)
+            self._deliver_soon(result)
 
-    def _deliver_soon(self, delivery: Delivery) -> None:
+    def _deliver_soon(self, result: CommitResult) -> None:
         """Called by the threads. Each answer goes to the loop that asked: the home loop may be
         blocked while another one, in a thread of its own, must go on.
         """
-        home, outcomes = self._loop, delivery.outcomes
+        home, outcomes = self._loop, result.outcomes
         assert home is not None
-        delivery.outcomes = [each for each in outcomes if each[0].future.get_loop() is home]
-        self._call_soon(home, self._deliver, delivery)
-        if len(delivery.outcomes) < len(outcomes):
+        result.outcomes = [each for each in outcomes if each[0].future.get_loop() is home]
+        self._call_soon(home, self._deliver, result)
+        if len(result.outcomes) < len(outcomes):
             for entry, value, error in outcomes:
                 loop = entry.future.get_loop()
                 if loop is not home:
@@ -306,28 +304,28 @@ class Store:
             label = self.database.label
             _log.warning("an event loop that uses %s is gone; an answer was dropped", label)
 
-    def _deliver(self, delivery: Delivery) -> None:
+    def _deliver(self, result: CommitResult) -> None:
         """Called on the event loop with outcomes of the writer or of a reader."""
-        self._under_way.difference_update([entry for entry, _, _ in delivery.outcomes])
-        self._answer(delivery)
+        self._under_way.difference_update([entry for entry, _, _ in result.outcomes])
+        self._answer(result)
         self._is_lone = False
-        if len(delivery.outcomes) == 1:
+        if len(result.outcomes) == 1:
             self._note_lone()
 
-    def _answer(self, delivery: Delivery) -> None:
+    def _answer(self, result: CommitResult) -> None:
         # First the signals: a wait that begins below must see that they have been given.
         signals = self.signals
-        if delivery.foreign:
+        if result.foreign:
             signals.notify_all()
-        if delivery.turns_changed:
+        if result.turns_changed:
             signals.turns.notify()
-        if delivery.work_changed:
+        if result.work_changed:
             signals.work.notify()
-        if delivery.changed_instances:
-            signals.changes.notify(delivery.changed_instances)
-        if delivery.dead_holders:
-            self._release_dead(delivery.dead_holders)
-        for entry, value, error in delivery.outcomes:
+        if result.changed_instances:
+            signals.changes.notify(result.changed_instances)
+        if result.dead_holders:
+            self._release_dead(result.dead_holders)
+        for entry, value, error in result.outcomes:
             self._settle(entry, value, error)
 
     def _settle(self, entry: Entry, value: Any, error: BaseException | None) -> None:

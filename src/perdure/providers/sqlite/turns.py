@@ -63,7 +63,7 @@ def fetch(
     ready = _find_ready(tx, wanted)
     while owner is not None:
         kept = _first_fit(tx, wanted, statements.FIND_KEPT, owner)
-        if kept is None or (ready is not None and ready.place < kept.place):
+        if kept is None or (ready is not None and ready.order < kept.order):
             break
         if (continued := _continue(tx, kept)) is not None:
             return continued
@@ -77,7 +77,10 @@ def fetch(
 def fetch_many(
     tx: Transaction, fetches: Sequence[tuple[int, OrchestrationFilter | None, str | None]]
 ) -> Sequence[FetchedOrchestration | NoWork]:
-    """Run fetches that want the same; none of them while a kept lock could be continued."""
+    """Run fetches with equal arguments.
+
+    Return no answer while messages wait for a kept lock of the owner: they may come first.
+    """
     lock_timeout_ms, wanted, owner = fetches[0]
     alike = sum(1 for _ in takewhile(fetches[0].__eq__, fetches))
     readiness.wake(tx)
@@ -87,7 +90,7 @@ def fetch_many(
     rows = rows_at_once(tx, statements.FIND_MANY_READY, (tx.now, limit))
     split = len(Candidate._fields)
     found = [(Candidate._make(row[:split]), OnlyStart._make(row[split:])) for row in rows]
-    found.sort(key=lambda each: each[0].place)
+    found.sort(key=lambda each: each[0].order)
     fitting = [each for each in found if wanted is None or _fits(tx, each[0], wanted)]
     starts = [each for each in fitting if each[1].body is not None]
     locked_starts = iter(_lock_starts(tx, starts, lock_timeout_ms, owner))
@@ -118,8 +121,8 @@ def abandon(
     lock = HeldLock._make(row)
     if ignore_attempt:
         carried = (lock.instance_id, lock.carried_until, lock_token)
-        tx.change(statements.FORGIVE_CARRIED, carried)
-    tx.change(statements.DROP_LOCK, (lock.instance_id,))
+        tx.write(statements.FORGIVE_CARRIED, carried)
+    tx.write(statements.DROP_LOCK, (lock.instance_id,))
     not_before = lock.not_before if delay_ms is None else tx.now + delay_ms
     block_text = lock.block
     if block is not None:
@@ -127,7 +130,7 @@ def abandon(
         tx.changed_instances.append(lock.instance_id)
         if lock.instance_key is not None:
             show_status(tx, lock.instance_key, suspended=bool(lock.suspended), blocked=True)
-    tx.change(statements.SET_HOLDS, (lock.suspended, not_before, block_text, lock.instance_id))
+    tx.write(statements.SET_HOLDS, (lock.suspended, not_before, block_text, lock.instance_id))
     readiness.refresh(tx, lock.instance_id)
 
 
@@ -148,7 +151,7 @@ def renew_many(tx: Transaction, lock_tokens: Sequence[str], extend_for_ms: int) 
     given = as_list([token for token in lock_tokens if is_text(token)])
     live = dict(rows_at_once(tx, statements.LIVE_LOCKS, (given, tx.now)))
     locked_until = tx.now + extend_for_ms
-    tx.execute(statements.RENEW_LOCKS, (as_list(live), locked_until))
+    tx.write(statements.RENEW_LOCKS, (as_list(live), locked_until))
     lost = frozenset(lock_tokens).difference(live)
     tx.turns_changed |= bool(lost) or locked_until < max(live.values(), default=0)
     return lost
@@ -158,11 +161,11 @@ def take_over(
     tx: Transaction, instance_id: str, instance_key: int | None, lock_timeout_ms: int
 ) -> FetchedOrchestration:
     """Lock an existing instance without any message, also if it is locked."""
-    if tx.row(statements.PLACE, (instance_id,)) is None:
-        tx.execute(statements.INSERT_BARE_LOCK, (instance_id, instance_key))
+    if tx.row(statements.READINESS, (instance_id,)) is None:
+        tx.write(statements.INSERT_BARE_LOCK, (instance_id, instance_key))
     token = tx.new_lock_token()
     locked_until = tx.now + lock_timeout_ms
-    tx.execute(
+    tx.write(
         statements.TAKE_LOCK,
         (locked_until, token, None, None, None, None, 0, tx.now, instance_id),
     )
@@ -177,7 +180,7 @@ def show_status(tx: Transaction, instance_key: int, *, suspended: bool, blocked:
     row = tx.row(instances.CURRENT_STATUS, (instance_key,))
     if row is not None:
         shown = rules.shown_status(Status(row[0]), suspended=suspended, blocked=blocked)
-        tx.execute(instances.SET_STATUS, (shown, instance_key))
+        tx.write(instances.SET_STATUS, (shown, instance_key))
 
 
 FETCH_TURN: Final = Verb("fetch_orchestration_item", fetch, run_many=fetch_many, lasts=False)
@@ -208,7 +211,7 @@ def _seek_ready(tx: Transaction, wanted: OrchestrationFilter) -> Candidate | Non
         for name in names | {None}
         if (candidate := _first_fit(tx, wanted, statements.FIND_READY_BY_NAME, name)) is not None
     ]
-    return min(found, key=lambda candidate: candidate.place, default=None)
+    return min(found, key=lambda candidate: candidate.order, default=None)
 
 
 def _first_fit(
@@ -248,7 +251,7 @@ def _lock(
     locked_until = tx.now + lock_timeout_ms
     later = batch.next_message(tx, instance_id, token)
     values = (locked_until, token, owner, tx.now, *later, batch.is_cut, tx.now, instance_id)
-    tx.change(statements.TAKE_LOCK, values)
+    tx.write(statements.TAKE_LOCK, values)
     return FetchedOrchestration(
         item=_item(tx, instance_id, instance_key, _deliveries(found), start),
         lock_token=token,
@@ -404,7 +407,7 @@ def _continue(tx: Transaction, kept: Candidate) -> FetchedOrchestration | None:
     found = batch.messages
     _tag(tx, found, token)
     later = batch.next_message(tx, instance_id, token)
-    tx.change(statements.CARRY_MORE, (*later, tx.now, batch.is_cut, instance_id))
+    tx.write(statements.CARRY_MORE, (*later, tx.now, batch.is_cut, instance_id))
     if not found:
         # The clock went back to before the end of a lock that had seemed to be over.
         return None

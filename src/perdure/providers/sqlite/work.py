@@ -12,7 +12,7 @@ from perdure.providers import rules, validation
 from perdure.providers.records import ActivityIdentity, FetchedWork, TagMode
 from perdure.providers.sqlite import messages
 from perdure.providers.sqlite.connection import is_refused_change, restricted
-from perdure.providers.sqlite.readiness import NoWork
+from perdure.providers.sqlite.readiness import READY, WAITING, NoWork
 from perdure.providers.sqlite.reading import readable
 from perdure.providers.sqlite.transaction import (
     ForKeys,
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
         WorkerMessage,
     )
     from perdure.providers.sqlite.transaction import Transaction
-
-READY: Final = 0
-WAITING: Final = 1
 
 _MISFITS_BEFORE_SEEKING: Final = 50
 """After so many items that the worker cannot run, each of its activities is looked up by name."""
@@ -362,7 +359,7 @@ def fetch_several(
 def _wake(tx: Transaction) -> None:
     """Make items ready whose lock or delay has ended."""
     if not tx.work_awake:
-        tx.execute(_WAKE_WORK, (tx.now,))
+        tx.write(_WAKE_WORK, (tx.now,))
         tx.work_awake = True
 
 
@@ -416,7 +413,7 @@ def abandon(tx: Transaction, lock_token: str, delay_ms: int | None, ignore_attem
     visible_at = tx.now + (delay_ms or 0)
     state, wake_at = (WAITING, visible_at) if delay_ms else (READY, None)
     values = (state, wake_at, visible_at, attempts, item.message_id)
-    tx.execute(_ABANDON_WORK, values)
+    tx.write(_ABANDON_WORK, values)
     tx.work_changed = True
 
 
@@ -426,7 +423,7 @@ def renew_many(
     """Extend the live locks, store what the worker reports, and return the other tokens."""
     given = as_list([token for token in lock_tokens if is_text(token)])
     live = dict(rows_at_once(tx, _LIVE_WORK_LOCKS, (given, tx.now)))
-    tx.execute(_RENEW_WORK_LOCKS, (as_list(live), tx.now + extend_for_ms, heartbeat))
+    tx.write(_RENEW_WORK_LOCKS, (as_list(live), tx.now + extend_for_ms, heartbeat))
     if sessions := {session_id for session_id in live.values() if session_id is not None}:
         _TOUCH_SESSIONS.execute(tx, list(sessions), tx.now)
     lost = frozenset(lock_tokens).difference(live)
@@ -523,7 +520,7 @@ def _take(
     _TAKE_WORK_ITEMS.execute(tx, [(message_id, token)], taken)
     if item.session_id is not None and session is not None:
         session_lock = (item.session_id, session.owner_id, tx.now + session.lock_timeout_ms, tx.now)
-        tx.execute(_CLAIM_SESSION, session_lock)
+        tx.write(_CLAIM_SESSION, session_lock)
     return _fetched(item, token)
 
 

@@ -1,7 +1,7 @@
 """The writer of a store, which runs its operations in transactions, and threads that only read.
 
 The store makes an ``Entry`` of each verb and its arguments. The outcomes of a commit go back to the
-event loop in a ``Delivery``.
+event loop in a ``CommitResult``.
 
 All operations that arrive while a commit is running share the next one. One that fails before it
 has written anything fails alone; after it has written, the transaction is rolled back and its
@@ -81,9 +81,9 @@ class Entry:
         self.is_small = is_small
         """Its statements take less time than a hop to another thread."""
         self.poll = poll
-        """Waits before the operation is tried again; None: it is tried once."""
+        """Waits before the operation is tried again; None: it is tried only once."""
         self.raw = raw
-        """``NoWork`` is handed on as it is: the caller is such a wait."""
+        """Return ``NoWork`` to the caller, which is the wait itself (``Store._keep_looking``)."""
         self.is_query = is_query
         """It only reads, so it need not fail with a commit that it shares with others."""
 
@@ -92,8 +92,11 @@ Outcome: TypeAlias = tuple[Entry, Any, BaseException | None]
 """An operation with its answer or its error."""
 
 
-class Delivery:
-    """The outcomes of one commit, or of a look at the file, for the event loop."""
+class CommitResult:
+    """The outcomes of one commit, or of queries that share a snapshot, and what waiters must know.
+
+    For the event loop. Without outcomes it tells of a look at the file.
+    """
 
     __slots__ = (
         "changed_instances",
@@ -122,7 +125,7 @@ class Writer:
     event loop of their own, as the one that renews locks, wait for each other.
     """
 
-    def __init__(self, database: Database, deliver: Callable[[Delivery], None]) -> None:
+    def __init__(self, database: Database, deliver: Callable[[CommitResult], None]) -> None:
         self._database = database
         self._deliver = deliver
         self._now_ms = database.system.clock.now_ms
@@ -143,46 +146,36 @@ class Writer:
 
     def submit(self, entries: list[Entry]) -> None:
         """Commit these operations, soon or at once, and deliver their outcomes."""
-        delivery = Delivery()
+        result = CommitResult()
         with self._database.in_use:
-            self._commit(entries, delivery)
-        self._deliver(delivery)
+            self._commit(entries, result)
+        self._deliver(result)
 
     def query(self, entry: Entry) -> None:
         """Run an operation that only reads, for a database that only the writer can read."""
-        delivery = Delivery()
-        # Without BEGIN: nothing else uses the connection meanwhile.
-        with self._database.in_use:
-            transaction = self._database.ready()
-            transaction.now = self._now_ms()
-            try:
-                outcome = _answer(self._database, entry, transaction)
-            except apsw.Error as error:  # one that breaks a connection; here there is no other
-                outcome = (entry, None, self._database.known_error(entry.verb.name, error))
-        delivery.outcomes.append(outcome)
-        self._deliver(delivery)
+        self.submit([entry])
 
-    def commit_here(self, entry: Entry, delivery: Delivery) -> bool:
+    def commit_here(self, entry: Entry, result: CommitResult) -> bool:
         """Commit it before returning; False, and nothing is done, if that could take long."""
         with self._database.in_use:
-            return self._commit_one(entry, delivery)
+            return self._commit_one(entry, result)
 
-    def _commit_one(self, entry: Entry, delivery: Delivery) -> bool:
+    def _commit_one(self, entry: Entry, result: CommitResult) -> bool:
         """Commit it without waiting for another process; False if one is writing."""
         busy_handler = self._database.busy_handler
         busy_handler.is_patient = False
         try:
-            self._attempt([entry], delivery)
+            self._attempt([entry], result)
         except Exception as bug:  # noqa: BLE001 - the writer must outlive a bug
-            self._give_up([entry], delivery, bug)
+            self._give_up([entry], result, bug)
         except BaseException as signal:  # it breaks into the thread of the event loop
             self._is_broken = True  # at once: the next signal may break into what follows
-            self._give_up([entry], delivery, signal)
+            self._give_up([entry], result, signal)
             raise
         finally:
             busy_handler.is_patient = True
         # Busy: another process is writing.
-        return not isinstance(delivery.outcomes[0][2], StoreBusy)
+        return not isinstance(result.outcomes[0][2], StoreBusy)
 
     def watch(self, *, is_watching: bool) -> None:
         """Look for commits of other processes from now on, or no longer."""
@@ -193,40 +186,40 @@ class Writer:
 
     # --- commits
 
-    def _commit(self, entries: list[Entry], delivery: Delivery) -> None:
+    def _commit(self, entries: list[Entry], result: CommitResult) -> None:
         """Run them in as few transactions as possible, and note what became of each."""
         try:
             for group in _groups(entries):
-                self._commit_group(group, delivery)
+                self._commit_group(group, result)
         except Exception as bug:  # noqa: BLE001 - the writer must outlive a bug
-            self._give_up(entries, delivery, bug)
+            self._give_up(entries, result, bug)
 
-    def _commit_group(self, entries: Sequence[Entry], delivery: Delivery) -> None:
+    def _commit_group(self, entries: Sequence[Entry], result: CommitResult) -> None:
         """Share statements; else share a transaction; else have one transaction each."""
         if len(entries) >= TOGETHER_MIN:
             for together in (True, False):
                 try:
-                    self._attempt(entries, delivery, together=together)
+                    self._attempt(entries, result, together=together)
                 except PreconditionChanged as error:
                     _log.debug("a batch is run one by one: %r", error.__cause__)
                 else:
                     return
         for entry in entries:
-            self._attempt([entry], delivery)
+            self._attempt([entry], result)
 
-    def _give_up(self, entries: list[Entry], delivery: Delivery, error: BaseException) -> None:
+    def _give_up(self, entries: list[Entry], result: CommitResult, error: BaseException) -> None:
         """Fail every entry that has no outcome yet."""
         # Logged last: that takes long enough for another signal to interrupt it.
         self._reset()
-        answered = {id(entry) for entry, _, _ in delivery.outcomes}
+        answered = {id(entry) for entry, _, _ in result.outcomes}
         unknown = unknown_outcome(self._database.label, error)
-        delivery.outcomes += [
+        result.outcomes += [
             (entry, None, unknown) for entry in entries if id(entry) not in answered
         ]
         _log.error("a commit to %s broke", self._database.label, exc_info=error)
 
     def _attempt(
-        self, entries: Sequence[Entry], delivery: Delivery, *, together: bool = False
+        self, entries: Sequence[Entry], result: CommitResult, *, together: bool = False
     ) -> None:
         """Run the operations in one transaction and note what became of them.
 
@@ -283,14 +276,14 @@ class Writer:
             self._note_stall(self._waiting_since)
             queries = [entry for entry in entries if entry.is_query]
             if queries and len(queries) < len(entries):
-                self._attempt(queries, delivery)
+                self._attempt(queries, result)
                 entries = [entry for entry in entries if not entry.is_query]
-            delivery.outcomes += [(entry, None, known) for entry in entries]
+            result.outcomes += [(entry, None, known) for entry in entries]
         else:
-            delivery.outcomes += outcomes
-            delivery.turns_changed |= transaction.turns_changed
-            delivery.work_changed |= transaction.work_changed
-            delivery.changed_instances += transaction.changed_instances
+            result.outcomes += outcomes
+            result.turns_changed |= transaction.turns_changed
+            result.work_changed |= transaction.work_changed
+            result.changed_instances += transaction.changed_instances
 
     def _adjust_locks(self, transaction: Transaction, since: int) -> None:
         """Let locks follow a clock that went back, and extend those that ran out in a stall.
@@ -355,7 +348,7 @@ class ThreadWriter(Writer):
     The way to the thread and back takes longer than the statements of such an operation.
     """
 
-    def __init__(self, database: Database, deliver: Callable[[Delivery], None]) -> None:
+    def __init__(self, database: Database, deliver: Callable[[CommitResult], None]) -> None:
         super().__init__(database, deliver)
         self._queue: queue.SimpleQueue[list[Entry]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -372,10 +365,7 @@ class ThreadWriter(Writer):
     def submit(self, entries: list[Entry]) -> None:
         self._queue.put(entries)
 
-    def query(self, entry: Entry) -> None:
-        self._queue.put([entry])
-
-    def commit_here(self, entry: Entry, delivery: Delivery) -> bool:
+    def commit_here(self, entry: Entry, result: CommitResult) -> bool:
         database = self._database
         if (
             self._quick_commits < QUICK_COMMITS_MIN
@@ -385,9 +375,9 @@ class ThreadWriter(Writer):
             return False
         # If the thread was quicker, it is waited for; a signal cannot break into taking the lock.
         with database.in_use:
-            if not self._commit_one(entry, delivery):
+            if not self._commit_one(entry, result):
                 return False
-            database.tell_others(delivery, self._last_commit)
+            database.tell_others(result, self._last_commit)
         needs_thread = self._is_asleep and database.idle_seconds() is not None
         if needs_thread or database.is_upkeep_due(is_waited_for=False):
             self._queue.put([])  # only the thread does what may wait for the disk
@@ -410,12 +400,12 @@ class ThreadWriter(Writer):
         while True:
             entries = self._collect()
             if entries:
-                delivery = Delivery()
+                result = CommitResult()
                 with self._database.in_use:
-                    self._commit(entries, delivery)
-                    self._database.tell_others(delivery, self._last_commit)
+                    self._commit(entries, result)
+                    self._database.tell_others(result, self._last_commit)
                 # Little may follow here: the loop wakes up now and needs the interpreter.
-                self._deliver(delivery)
+                self._deliver(result)
                 self._keep_up()
             elif self._is_stopping:
                 break
@@ -455,7 +445,7 @@ class ThreadWriter(Writer):
         with self._database.in_use:
             has_others = self._database.use_idle_time(self._monotonic() - self._last_commit)
         if has_others:
-            self._deliver(Delivery(foreign=True))
+            self._deliver(CommitResult(foreign=True))
 
     def _look_for_dead(self) -> None:
         now = self._monotonic()
@@ -465,7 +455,7 @@ class ThreadWriter(Writer):
         with self._database.in_use:
             dead = self._database.peers.take_dead(now)
         if dead:
-            self._deliver(Delivery(dead_holders=dead))
+            self._deliver(CommitResult(dead_holders=dead))
 
 
 class Reader:
@@ -474,7 +464,9 @@ class Reader:
     All queries that wait share one snapshot of the database.
     """
 
-    def __init__(self, database: Database, deliver: Callable[[Delivery], None], name: str) -> None:
+    def __init__(
+        self, database: Database, deliver: Callable[[CommitResult], None], name: str
+    ) -> None:
         self._database = database
         self._deliver = deliver
         self._name = name
@@ -506,23 +498,23 @@ class Reader:
                 self._deliver(self._read(entries))
         self._close()
 
-    def _read(self, entries: list[Entry]) -> Delivery:
-        delivery = Delivery()
+    def _read(self, entries: list[Entry]) -> CommitResult:
+        result = CommitResult()
         try:
             if self._snapshot is None:
                 self._snapshot = Snapshot(self._database.connect_reader())
             snapshot = self._snapshot
             snapshot.begin(self._database.system.clock.now_ms)
             try:
-                delivery.outcomes = [_answer(self._database, each, snapshot) for each in entries]
+                result.outcomes = [_answer(self._database, each, snapshot) for each in entries]
             finally:
                 snapshot.end()
         except (apsw.Error, PerdureError) as error:
             known = _known_error(self._database, error, entries[0].verb.name)
-            delivery.outcomes = [(entry, None, known) for entry in entries]
+            result.outcomes = [(entry, None, known) for entry in entries]
             if isinstance(error, apsw.Error) and breaks_connection(error):
                 self._close()
-        return delivery
+        return result
 
     def _close(self) -> None:
         snapshot, self._snapshot = self._snapshot, None
