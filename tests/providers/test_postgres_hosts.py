@@ -252,9 +252,9 @@ def test_a_connection_to_an_old_primary_does_not_stay_in_the_pool(
         fence = Fence(lambda: None)
         address = address_of(shared_server().dsn, "s", sessions=True)
         hosts = Hosts(address, fence)
-        pool = ConnectionPool(address, hosts, fence, size=2, prepare=True, retry_seconds=1)
+        pool = ConnectionPool(hosts, size=2, prepare=True, retry_seconds=1)
         pool.open()
-        connection = await pool.connect()
+        connection = await hosts.connect()
         fence.note(replace(connection.server, timeline=(connection.server.timeline or 0) + 1))
 
         pool.adopt(connection)
@@ -348,7 +348,7 @@ def test_each_server_of_a_list_says_why_it_was_not_taken() -> None:
         async with provider:
             pass
 
-    provider._store._retry_seconds = 0.1
+    provider._store.pool.retry_seconds = 0.1
     with pytest.raises(StoreUnavailable) as error:
         asyncio.run(check())
 

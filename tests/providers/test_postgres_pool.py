@@ -24,12 +24,8 @@ HOLD = b"SELECT pg_sleep(0.1)::text"
 
 
 def pool_of(dsn: str, *, size: int, retry_seconds: float) -> ConnectionPool:
-    address = address_of(dsn, "s", sessions=True)
-    fence = Fence(lambda: None)
-    hosts = Hosts(address, fence)
-    return ConnectionPool(
-        address, hosts, fence, size=size, prepare=True, retry_seconds=retry_seconds
-    )
+    hosts = Hosts(address_of(dsn, "s", sessions=True), Fence(lambda: None))
+    return ConnectionPool(hosts, size=size, prepare=True, retry_seconds=retry_seconds)
 
 
 @asynccontextmanager

@@ -288,11 +288,6 @@ class PostgresAdmin(ProviderAdmin):
     # --- deletion
 
     async def _delete_instances_atomic(
-        self, instance_ids: tuple[str, ...], *, force: bool
-    ) -> DeleteResult:
-        return await self._delete(instance_ids, force=force)
-
-    async def _delete(
         self,
         instance_ids: tuple[str, ...],
         *,
@@ -300,6 +295,7 @@ class PostgresAdmin(ProviderAdmin):
         root_id: str | None = None,
         completed_before_ms: int | None = None,
     ) -> DeleteResult:
+        """``root_id`` must be a root that was completed before that time, or none is deleted."""
         named = sorted(set(instance_ids))
         ((text,),) = await self._write(
             "delete_instances_atomic",
@@ -341,7 +337,7 @@ class PostgresAdmin(ProviderAdmin):
         while True:
             try:
                 tree = await self._get_instance_tree(root_id)
-                return await self._delete(
+                return await self._delete_instances_atomic(
                     tree.instance_ids, root_id=root_id, completed_before_ms=completed_before_ms
                 )
             except (NotFound, InstanceStillRunning):

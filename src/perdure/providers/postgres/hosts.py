@@ -170,23 +170,25 @@ class Hosts:
     """The servers of an address. May be used from several event loops."""
 
     def __init__(self, address: StoreAddress, fence: Fence) -> None:
-        self._address = address
-        self._fence = fence
+        self.address = address
+        self.fence = fence
         self._facts = _FACTS
         self._primary: HostAddress | None = None
         """The last one that was found to accept writes."""
         self._silent: set[HostAddress] = set()
         """Those that did not answer when they were tried last."""
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
+        """Refusals of old primaries that the log has."""
         self.waiting_commits = 0
         """Commits that waited for a synchronous standby when an answer was late."""
 
     @property
     def are_many(self) -> bool:
-        return len(self._address.hosts) > 1
+        return len(self.address.hosts) > 1
 
     @property
-    def tell_timelines(self) -> bool:
+    def knows_timelines(self) -> bool:
+        """Return False if the role may not read the timeline of the server."""
         return self._facts == _FACTS
 
     async def connect(self) -> ServerConnection:
@@ -215,7 +217,7 @@ class Hosts:
                 task.cancel()
         if found is None:
             raise _joined(failures)
-        if (refused := self._fence.refusal(found.server)) is not None:
+        if (refused := self.fence.refusal(found.server)) is not None:
             found.pgconn.finish()  # a newer primary was seen since it was admitted
             raise refused
         return found
@@ -258,11 +260,11 @@ class Hosts:
 
         Leaves out names that are not resolved in time; raises if none is left.
         """
-        found = await asyncio.gather(*[self._addresses_of(host) for host in self._address.hosts])
+        found = await asyncio.gather(*[self._addresses_of(host) for host in self.address.hosts])
         hosts = [host for each in found for host in each]
         if not hosts:
             raise psycopg.OperationalError(
-                f"no name was resolved within {self._address.connect_seconds} s"
+                f"no name was resolved within {self.address.connect_seconds} s"
             )
         return hosts
 
@@ -271,7 +273,7 @@ class Hosts:
             return [host]
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._address.connect_seconds):
+            async with asyncio.timeout(self.address.connect_seconds):
                 places = await loop.getaddrinfo(host.host, None, type=socket.SOCK_STREAM)
         except TimeoutError:
             return []
@@ -283,14 +285,14 @@ class Hosts:
     async def _connect_to(self, host: HostAddress, *, is_look: bool = False) -> ServerConnection:
         try:
             connection = await ServerConnection.connect(
-                self._address.conninfo_of(host), autocommit=True, prepare_threshold=None
+                self.address.conninfo_of(host), autocommit=True, prepare_threshold=None
             )
             try:
                 connection.server = await self._ask(connection, host)
                 self._admit(connection.server)
                 if not is_look:
-                    self._fence.settle(connection.server)
-                if self._fence.is_settled:
+                    self.fence.settle(connection.server)
+                if self.fence.is_settled:
                     self._primary = host
             except BaseException:
                 connection.pgconn.finish()
@@ -306,9 +308,9 @@ class Hosts:
 
     async def _ask(self, connection: ServerConnection, host: HostAddress) -> Server:
         try:
-            row = await _one_row(connection, self._facts, self._address.connect_seconds)
+            row = await _one_row(connection, self._facts, self.address.connect_seconds)
         except (psycopg.ProgrammingError, psycopg.NotSupportedError) as error:
-            if not self.tell_timelines:
+            if not self.knows_timelines:
                 raise
             log.info("no protection against old primaries on %s: %s", host, error)
             self._facts = _FACTS_WITHOUT_TIMELINE
@@ -323,11 +325,11 @@ class Hosts:
             raise NotPrimary(f"{server.host} is a standby and accepts no writes")
         if server.is_read_only:
             raise NotPrimary(f"{server.host} is read-only and accepts no writes")
-        self._fence.note(server)
-        refused = self._fence.refusal(server)
+        self.fence.note(server)
+        refused = self.fence.refusal(server)
         if refused is not None:
-            if str(refused) not in self._said:
-                self._said.add(str(refused))
+            if str(refused) not in self._logged:
+                self._logged.add(str(refused))
                 log.warning("%s", refused)
             raise refused
 

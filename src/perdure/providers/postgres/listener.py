@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
-    from perdure.providers.postgres.address import StoreAddress
     from perdure.providers.postgres.hosts import Hosts, ServerConnection
     from perdure.providers.postgres.pool import ConnectionPool
 
@@ -108,14 +107,13 @@ class Listener:
 
     def __init__(
         self,
-        address: StoreAddress,
         hosts: Hosts,
         channels: Channels,
         own_sessions: AbstractSet[int],
         notified: Callable[[str | None], None],
     ) -> None:
-        self._address = address
         self._hosts = hosts
+        self._address = hosts.address
         self._channels = channels
         self._own_sessions = own_sessions
         self._notified = notified

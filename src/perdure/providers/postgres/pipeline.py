@@ -29,6 +29,7 @@ from perdure.providers.postgres.faults import (
     repeat,
     violated,
 )
+from perdure.providers.postgres.statements import ENQUEUE_MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 Refusal: TypeAlias = tuple[str, str | None]
 """A code, and the token, instance or status that it is about."""
 
+_IN_ORDER: Final = ENQUEUE_MESSAGES
+"""Operations of this statement are committed in the order in which they were sent."""
 _OPERATIONS_MAX: Final = 500
 _BYTES_MAX: Final = 4 * 1024 * 1024
 _ONE_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -79,7 +82,8 @@ class Operation:
     """Operations of one call always share a batch."""
     parts: int = 0
     """The steps of the function that the operation needs."""
-    weight: int = 0
+    size: int = 0
+    """Roughly the bytes that it writes, to limit a batch."""
     sets_timers: bool = False
     """It has times that were computed from the clock of this process."""
     done: Callable[[], None] | None = None
@@ -130,15 +134,12 @@ class CommitPipeline:
         statements: Statements,
         *,
         lanes: int,
-        in_order: str,
-        retry_seconds: float,
         require_here: Callable[[str], None],
         now_ms: Callable[[], int],
         applied: Callable[[Answer, float], None],
     ) -> None:
         self._pool = pool
         self._statements = statements
-        self._retry_seconds = retry_seconds
         self._require_here = require_here
         self._now_ms = now_ms
         self._applied = applied
@@ -147,8 +148,6 @@ class CommitPipeline:
         self._idle: list[_Lane] = []
         self._under_way = 0
         self._waiting: dict[str, deque[Operation]] = {}
-        self._in_order = in_order
-        """Operations of this statement are committed in the order in which they were sent."""
         self._is_ordering = False
         self._is_waking = False
         self._at_rest = asyncio.Event()
@@ -174,7 +173,7 @@ class CommitPipeline:
         """Commit an operation together with others; it is queued when this returns."""
         try:
             self._require_here(operation.name)
-            _check_weight(operation)
+            _check_size(operation)
         except PerdureError as error:
             operation.outcome.set_exception(error)
         else:
@@ -200,7 +199,7 @@ class CommitPipeline:
         self._under_way += 1
         if self._waiting:
             self._wake()
-        self._is_ordering = self._is_ordering or batch[0].template == self._in_order
+        self._is_ordering = self._is_ordering or batch[0].template == _IN_ORDER
         lane.batch += 1
         try:
             statement, parameters = self._call_of(lane, batch, again=False)
@@ -221,7 +220,7 @@ class CommitPipeline:
             self._commit_in_task(lane, batch)
 
     def _finish(self, lane: _Lane, batch: list[Operation]) -> None:
-        if batch[0].template == self._in_order:
+        if batch[0].template == _IN_ORDER:
             self._is_ordering = False
         self._idle.append(lane)
         self._under_way -= 1
@@ -251,7 +250,7 @@ class CommitPipeline:
     def _take(self) -> list[Operation]:
         """Return a batch for the statement whose operations have waited longest."""
         template = next(
-            (each for each in self._waiting if not (self._is_ordering and each == self._in_order)),
+            (each for each in self._waiting if not (self._is_ordering and each == _IN_ORDER)),
             None,
         )
         if template is None:
@@ -262,9 +261,9 @@ class CommitPipeline:
         batch: list[Operation] = []
         put_off: list[Operation] = []
         keys: set[str] = set()
-        weight = 0
+        size = 0
         while waiting and (
-            (len(batch) < _OPERATIONS_MAX and weight <= _BYTES_MAX)
+            (len(batch) < _OPERATIONS_MAX and size <= _BYTES_MAX)
             or (waiting[0].call and waiting[0].call == batch[-1].call)
         ):
             operation = waiting.popleft()
@@ -273,7 +272,7 @@ class CommitPipeline:
                     put_off.append(operation)
                     continue
                 keys.add(operation.key)
-            weight += operation.weight
+            size += operation.size
             batch.append(operation)
         waiting.extendleft(reversed(put_off))
         if waiting:
@@ -305,7 +304,7 @@ class CommitPipeline:
         name = batch[0].name
         try:
             text = await repeat(
-                name, self._pool.location, self._retry_seconds, attempt, is_commit=True
+                name, self._pool.location, self._pool.retry_seconds, attempt, is_commit=True
             )
         except Exception as failure:  # noqa: BLE001 - the lane must become idle again
             cause = failure.__cause__
@@ -350,10 +349,10 @@ class CommitPipeline:
         return statement, (lane.name.encode(), number, mark, rows, b"%d" % parts)
 
 
-def _check_weight(operation: Operation) -> None:
-    if operation.weight > _ONE_BYTES_MAX:
+def _check_size(operation: Operation) -> None:
+    if operation.size > _ONE_BYTES_MAX:
         raise InvalidValue(
-            f"{operation.name}: {operation.weight >> 20} MB are too much for one commit on "
+            f"{operation.name}: {operation.size >> 20} MB are too much for one commit on "
             f"Postgres, at most {_ONE_BYTES_MAX >> 20} are possible; start fewer steps at once, "
             "or store the values elsewhere and pass references"
         )

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
     from psycopg.pq.abc import PGresult
 
-    from perdure.providers.postgres.address import StoreAddress
     from perdure.providers.postgres.calling import Parameters
-    from perdure.providers.postgres.hosts import Fence, Hosts
+    from perdure.providers.postgres.hosts import Hosts
 
 _Answer = TypeVar("_Answer")
 
@@ -74,19 +73,18 @@ class ConnectionPool:
 
     def __init__(
         self,
-        address: StoreAddress,
         hosts: Hosts,
-        fence: Fence,
         *,
         size: int,
         prepare: bool,
         retry_seconds: float,
     ) -> None:
-        self._address = address
         self._hosts = hosts
-        self._fence = fence
+        self._address = hosts.address
+        self._fence = hosts.fence
         self._size = size
-        self._retry_seconds = retry_seconds
+        self.retry_seconds = retry_seconds
+        """Seconds for which a call is repeated, or waits for a connection."""
         self._prepares = prepare
         self._free: list[PooledConnection] = []
         self._all: set[PooledConnection] = set()
@@ -99,15 +97,11 @@ class ConnectionPool:
     def location(self) -> str:
         return self._address.location
 
-    async def connect(self) -> ServerConnection:
-        """Return a connection outside the pool; raises what the driver raises."""
-        return await self._hosts.connect()
-
     def open(self) -> None:
         self._is_open = True
 
     def adopt(self, connection: ServerConnection) -> None:
-        """Make a connection from ``connect`` part of the pool."""
+        """Make a connection part of the pool."""
         pooled = self._pooled(connection)
         self._give_back(pooled, self._outdated(pooled))
 
@@ -129,8 +123,8 @@ class ConnectionPool:
     def close(self) -> None:
         self._is_open = False
         self._close_free()
-        while (turn := self._next_turn()) is not None:
-            turn.set_result(None)  # it finds the pool closed
+        while (waiter := self._next_waiter()) is not None:
+            waiter.set_result(None)  # it finds the pool closed
 
     # --- statements
 
@@ -170,7 +164,7 @@ class ConnectionPool:
         return await repeat(
             operation,
             self.location,
-            self._retry_seconds if retry_seconds is None else retry_seconds,
+            self.retry_seconds if retry_seconds is None else retry_seconds,
             attempt,
             was_sent=was_sent,
         )
@@ -259,7 +253,7 @@ class ConnectionPool:
 
         A pooler may give each transaction another server.
         """
-        is_fixed = self._prepares or not self._hosts.tell_timelines
+        is_fixed = self._prepares or not self._hosts.knows_timelines
         return statement if is_fixed else b"%b, %b" % (statement, TIMELINE)
 
     def _note_timeline(self, pooled: PooledConnection, result: PGresult) -> None:
@@ -280,7 +274,7 @@ class ConnectionPool:
             return pooled
         now = asyncio.get_running_loop().time()
         open_at = now if not self._all else now + _OPEN_AFTER_SECONDS
-        give_up_at = now + self._retry_seconds
+        give_up_at = now + self.retry_seconds
         while True:
             may_open = now >= open_at and len(self._all) < self._size
             if may_open and not self._is_opening:
@@ -300,7 +294,7 @@ class ConnectionPool:
             if now >= give_up_at and len(self._all) >= self._size:
                 raise StoreBusy(
                     operation,
-                    f"{self.location}: all connections were in use for {self._retry_seconds} s; "
+                    f"{self.location}: all connections were in use for {self.retry_seconds} s; "
                     "raise pool_size, or look for what blocks them",
                 )
 
@@ -311,15 +305,15 @@ class ConnectionPool:
     async def _wait_in_line(self, until: float | None) -> PooledConnection | None:
         """Return the connection that was handed over, or None at that time or if woken earlier."""
         loop = asyncio.get_running_loop()
-        turn: asyncio.Future[PooledConnection | None] = loop.create_future()
-        self._waiting.append(turn)
-        timer = None if until is None else loop.call_at(until, _end_wait, turn)
+        waiter: asyncio.Future[PooledConnection | None] = loop.create_future()
+        self._waiting.append(waiter)
+        timer = None if until is None else loop.call_at(until, _end_wait, waiter)
         try:
-            return await turn
+            return await waiter
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                # It was this caller's turn, and it does not use it.
-                pooled = turn.result()
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                # This caller got a connection, or its chance to open one, and does not use it.
+                pooled = waiter.result()
                 if pooled is None:
                     self._wake_one()
                 else:
@@ -350,7 +344,7 @@ class ConnectionPool:
     async def _open_another(self) -> PooledConnection:
         self._is_opening = True
         try:
-            pooled = self._pooled(await self.connect())
+            pooled = self._pooled(await self._hosts.connect())
         except (psycopg.Error, OSError) as error:
             # Others would wait as long and fail too, one after the other.
             while self._waiting:
@@ -373,27 +367,27 @@ class ConnectionPool:
             self._close_if_broken(error)
         age = asyncio.get_running_loop().time() - pooled.opened_at
         if self._is_open and age < _LIFE_SECONDS and not pooled.connection.closed:
-            turn = self._next_turn()
-            if turn is None:
+            waiter = self._next_waiter()
+            if waiter is None:
                 self._free.append(pooled)
             else:
-                turn.set_result(pooled)
+                waiter.set_result(pooled)
         else:
             self._close(pooled)
             self._wake_one()
 
-    def _next_turn(self) -> asyncio.Future[PooledConnection | None] | None:
+    def _next_waiter(self) -> asyncio.Future[PooledConnection | None] | None:
         while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                return turn
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                return waiter
         return None
 
     def _wake_one(self) -> None:
         """Let the first in line see whether it may open a connection now."""
-        turn = self._next_turn()
-        if turn is not None:
-            turn.set_result(None)
+        waiter = self._next_waiter()
+        if waiter is not None:
+            waiter.set_result(None)
 
     def _close_if_broken(self, error: BaseException) -> None:
         if remedy_for(error) is Remedy.RECONNECT:
@@ -418,11 +412,11 @@ class ConnectionPool:
         pooled.connection.pgconn.finish()
 
 
-def _end_wait(turn: asyncio.Future[PooledConnection | None]) -> None:
-    if not turn.done():
-        turn.set_result(None)
+def _end_wait(waiter: asyncio.Future[PooledConnection | None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
-def _fail_wait(turn: asyncio.Future[PooledConnection | None], error: Exception) -> None:
-    if not turn.done():
-        turn.set_exception(error)
+def _fail_wait(waiter: asyncio.Future[PooledConnection | None], error: Exception) -> None:
+    if not waiter.done():
+        waiter.set_exception(error)

@@ -110,7 +110,7 @@ class PostgresProvider(Provider):
             store, self._turn_tokens, self._give_back_turn, grace_ms
         ).coalescer
         self._work = WorkFetcher(store, self._work_tokens, self._give_back_work).coalescer
-        store.serve(self._turns, self._work)
+        store.attach_fetches(self._turns, self._work)
         self._admin = PostgresAdmin(store, self._turn_tokens)
         self._ask = store.ask
         self._send = store.pipeline.send
@@ -212,7 +212,7 @@ class PostgresProvider(Provider):
                 row,
                 key=instance_id,
                 parts=parts,
-                weight=records.weight_of(commit),
+                size=records.size_of(commit),
                 sets_timers=bool(commit.orchestrator_items) and type(commit) is TrustedCommit,
                 done=done,
                 answers=is_first,
@@ -317,7 +317,7 @@ class PostgresProvider(Provider):
         row: dict[str, Any] = msgspec.structs.asdict(message)
         key = "" if message.claim is None else message.claim.lock_token
         await self._send(
-            Operation(operation, statements.ENQUEUE_WORK, row, key=key, weight=len(message.body))
+            Operation(operation, statements.ENQUEUE_WORK, row, key=key, size=len(message.body))
         )
         if message.claim is not None:
             self._work_tokens.note(message.claim.lock_token, message.identity.instance_id)
@@ -348,9 +348,9 @@ class PostgresProvider(Provider):
             "completion": completion,
             "retry": retry,
         }
-        weight = len(completion.body) if completion else len(retry.body) if retry else 0
+        size = len(completion.body) if completion else len(retry.body) if retry else 0
         await self._send(
-            Operation(operation, statements.COMPLETE_WORK, row, key=lock_token, weight=weight)
+            Operation(operation, statements.COMPLETE_WORK, row, key=lock_token, size=size)
         )
         self._work_tokens.forget((lock_token,))
         if retry is not None and retry.claim is not None:
@@ -399,19 +399,14 @@ class PostgresProvider(Provider):
 
     # --- orchestrator queue
 
-    async def _enqueue_for_orchestrator(
-        self, message: OrchestratorMessage, delay_ms: int | None, condition: EnqueueCondition
-    ) -> bool:
-        return await self._enqueue(message, delay_ms, condition)
-
-    def _enqueue(
+    def _enqueue_for_orchestrator(
         self,
         message: OrchestratorMessage,
         delay_ms: int | None,
         condition: EnqueueCondition,
         call: str = "",
     ) -> asyncio.Future[bool]:
-        """Send a message; calls without an await in between share a commit, in their order.
+        """Send a message. Calls without an await in between share a commit, in their order.
 
         Of the messages of one ``call`` all are taken, or none.
         """
@@ -440,7 +435,7 @@ class PostgresProvider(Provider):
                 row,
                 key=key,
                 parts=parts,
-                weight=len(message.body),
+                size=len(message.body),
                 call=call,
             )
         )
@@ -456,10 +451,16 @@ class PostgresProvider(Provider):
     ) -> list[bool]:
         if condition is EnqueueCondition.REPLACE:
             # A later message may delete the instance of an earlier one, so send one by one.
-            return [await self._enqueue(message, delay_ms, condition) for message in messages]
+            return [
+                await self._enqueue_for_orchestrator(message, delay_ms, condition)
+                for message in messages
+            ]
         # A full queue refuses all messages of the call, so mail shares one batch of any size.
         call = new_id() if any(rules.is_mail(message.kind) for message in messages) else ""
-        sent = [self._enqueue(message, delay_ms, condition, call) for message in messages]
+        sent = [
+            self._enqueue_for_orchestrator(message, delay_ms, condition, call)
+            for message in messages
+        ]
         answers = await asyncio.gather(*sent, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):

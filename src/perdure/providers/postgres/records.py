@@ -177,7 +177,7 @@ def _folded(changes: Iterable[KvChange]) -> tuple[bool, list[dict[str, Any]]]:
     return cleared, list(last.values())
 
 
-def weight_of(commit: TurnCommit) -> int:
+def size_of(commit: TurnCommit) -> int:
     """Return roughly the size of a turn, to limit a batch."""
     return (
         sum(len(record.data) for record in commit.history_delta)

@@ -14,7 +14,6 @@ from perdure.providers.postgres.faults import is_unusable_after, repeat
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from perdure.providers.postgres.address import StoreAddress
     from perdure.providers.postgres.calling import Parameters
     from perdure.providers.postgres.hosts import Hosts, Row, ServerConnection
 
@@ -104,11 +103,9 @@ class Renewals:
     Replaces a connection that has gone silent. May be used from any event loop.
     """
 
-    def __init__(
-        self, address: StoreAddress, hosts: Hosts, *, prepare: bool, retry_seconds: float
-    ) -> None:
-        self._address = address
+    def __init__(self, hosts: Hosts, *, prepare: bool, retry_seconds: float) -> None:
         self._hosts = hosts
+        self._location = hosts.address.location
         self._prepare = prepare
         self._retry_seconds = retry_seconds
         self._is_open = False
@@ -143,13 +140,13 @@ class Renewals:
                 log.warning(
                     "%s: %s has not answered within %s s; trying again on another connection",
                     operation,
-                    self._address.location,
+                    self._location,
                     seconds,
                 )
                 seconds *= 2
                 raise
 
-        return await repeat(operation, self._address.location, self._retry_seconds, attempt)
+        return await repeat(operation, self._location, self._retry_seconds, attempt)
 
     async def _ask(
         self, operation: str, statement: bytes, parameters: Parameters, seconds: float
@@ -169,4 +166,4 @@ class Renewals:
             raise self._closed(operation) from None  # the thread has ended meanwhile
 
     def _closed(self, operation: str) -> StoreClosed:
-        return StoreClosed(operation, f"{self._address.location} is not open")
+        return StoreClosed(operation, f"{self._location} is not open")

@@ -20,7 +20,7 @@ from perdure.errors import PerdureError, StoreClosed, UsageError
 from perdure.ids import new_id
 from perdure.logs import get_logger
 from perdure.providers.postgres import statements
-from perdure.providers.postgres.address import ANSWER_SECONDS, address_of
+from perdure.providers.postgres.address import address_of
 from perdure.providers.postgres.clock import ServerClock
 from perdure.providers.postgres.faults import Backoff, asks_for_patience, may_change, refusal
 from perdure.providers.postgres.hosts import Fence, Hosts
@@ -71,8 +71,8 @@ class PostgresStore:
         listen: bool | str,
         prepare: bool,
         retry_seconds: float,
-        answer_seconds: float = ANSWER_SECONDS,
-        connect_seconds: float | None = None,
+        answer_seconds: float,
+        connect_seconds: float | None,
     ) -> None:
         read_address = partial(
             address_of,
@@ -85,28 +85,21 @@ class PostgresStore:
             read_address(listen, sessions=False) if isinstance(listen, str) else self.address
         )
         self.statements = statements.Statements(schema)
-        self._retry_seconds = retry_seconds
         self.clock = ServerClock()
         self._fence = Fence(self._leave_old_primaries)
         self._hosts = Hosts(self.address, self._fence)
         # One connection of the pool's size is kept for renewals.
         self.pool = ConnectionPool(
-            self.address,
             self._hosts,
-            self._fence,
             size=pool_size - 1,
             prepare=prepare,
             retry_seconds=retry_seconds,
         )
-        self._renewals = Renewals(
-            self.address, self._hosts, prepare=prepare, retry_seconds=retry_seconds
-        )
+        self._renewals = Renewals(self._hosts, prepare=prepare, retry_seconds=retry_seconds)
         self.pipeline = CommitPipeline(
             self.pool,
             self.statements,
             lanes=min(_LANES, max(1, pool_size - 2)),
-            in_order=statements.ENQUEUE_MESSAGES,
-            retry_seconds=retry_seconds,
             require_here=self.require_here,
             now_ms=self.clock.now_ms,
             applied=self._applied,
@@ -115,7 +108,6 @@ class PostgresStore:
         self._channels = Channels(schema)
         self._notifier = Notifier(self.pool)
         self._listener = Listener(
-            listening,
             Hosts(listening.for_listening(), self._fence),
             self._channels,
             # A pooler gives a session to many clients.
@@ -131,7 +123,7 @@ class PostgresStore:
         self._turn_fetches: FetchCoalescer[Any, Any]
         self._work_fetches: FetchCoalescer[Any, Any]
 
-    def serve(
+    def attach_fetches(
         self, turn_fetches: FetchCoalescer[Any, Any], work_fetches: FetchCoalescer[Any, Any]
     ) -> None:
         """Wake, open and close these fetches; to be called before ``open``."""
@@ -232,13 +224,13 @@ class PostgresStore:
         With several servers, one of them may become the primary soon.
         """
         is_worth_repeating = may_change if self._hosts.are_many else asks_for_patience
-        backoff = Backoff(self._retry_seconds)
+        backoff = Backoff(self.pool.retry_seconds)
         if self._hosts.are_many:
             # The first that accepts writes may be an old primary.
             await self._hosts.look(_LOOK_AT_OPENING_SECONDS)
         while True:
             try:
-                connection = await self.pool.connect()
+                connection = await self._hosts.connect()
                 try:
                     result = await work(connection)
                 except BaseException:
