@@ -202,7 +202,9 @@ class Checkpoint:
         self._tried_instances: set[str] = set()
         """Names of instances whose files are."""
         self._notes: list[tuple[str, Callable[[], object]]] = []
-        """To call when a file is in place or, without a path, when all removals are done."""
+        """Changes of what is known of the files: to call when the file with that path is in place
+        or, without a path, when all removals are done.
+        """
         self._written_events: list[int] = []
 
     def run(self, drop_segments: Callable[[int], None]) -> Iterator[None]:
@@ -224,8 +226,8 @@ class Checkpoint:
             for table, path in LISTS.items():
                 if table in changed:
                     self._capture_list(table, path)
-            self._history_files.place()
-            self._document_files.place()
+            self._history_files.put_in_place()
+            self._document_files.put_in_place()
             if doomed := self._removals | self._stale:
                 written = self._history_files.placed | self._document_files.placed
                 written |= {path.rpartition("/executions/")[0] for path in written}
@@ -261,10 +263,7 @@ class Checkpoint:
         """Keep the files of an instance as they are: its history is needed and is damaged."""
         files = self._files
         name = files.names.name_of(instance_id)
-        path = layout.instance_directory(name)
-        if name not in files.names.directories:
-            path = layout.document_file(name)
-        files.damage.add(path, damage.message, name, is_lost=True)
+        files.damage.add(files.names.path(name), damage.message, name, is_lost=True)
 
     # --- choosing
 
@@ -362,14 +361,9 @@ class Checkpoint:
         self._document_files.write(document, seal(files.documents.instance(**fields)))
 
     def _remove_instance(self, name: str) -> None:
-        files = self._files
-        self._removals |= {
-            layout.instance_directory(name)
-            if name in files.names.directories
-            else layout.document_file(name),
-            layout.archive_directory(name),
-        }
-        self._notes.append(("", partial(files.names.discard, name)))
+        names = self._files.names
+        self._removals |= {names.path(name), layout.archive_directory(name)}
+        self._notes.append(("", partial(names.discard, name)))
 
     def _lock(self, row: Any) -> Any:
         fields = self._tables["instance_locks"].values(row)

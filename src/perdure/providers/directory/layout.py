@@ -196,6 +196,10 @@ class InstanceNames:
         if is_directory:
             self.directories.add(name)
 
+    def path(self, name: str) -> str:
+        """Return the file of a small instance, or the directory of another one."""
+        return instance_directory(name) if name in self.directories else document_file(name)
+
     def discard(self, name: str) -> None:
         self._taken.pop(name, None)
         self.directories.discard(name)
@@ -208,8 +212,8 @@ class DamagedFiles:
         self._root_path = root_path
         self.reasons: dict[str, str] = {}
         """Why each file is damaged, by its path inside the root."""
-        self._barred: dict[str, str] = {}
-        """The path, by the name of the instance."""
+        self._refused: dict[str, str] = {}
+        """The path of a damaged file, by the name of the instance that cannot be used."""
         self.lost: set[str] = set()
         """Names of the instances whose own files are damaged: they are not written again."""
 
@@ -218,13 +222,13 @@ class DamagedFiles:
         _log.error("%s/%s cannot be read and is left aside: %s", self._root_path, path, reason)
         self.reasons[path] = str(reason)
         if name is not None:
-            self._barred[name] = path
+            self._refused[name] = path
             if is_lost:
                 self.lost.add(name)
 
-    def bars(self, instance_id: str) -> bool:
+    def is_refused(self, instance_id: str) -> bool:
         """Return True if the instance cannot be used."""
-        return bool(self._barred) and not self._barred.keys().isdisjoint(
+        return bool(self._refused) and not self._refused.keys().isdisjoint(
             instance_names(instance_id)
         )
 
@@ -234,9 +238,9 @@ class DamagedFiles:
 
     def check(self, operation: str, instance_id: str) -> None:
         """Raise CorruptData for an instance that cannot be used."""
-        if self._barred:
+        if self._refused:
             for name in instance_names(instance_id):
-                if (path := self._barred.get(name)) is not None:
+                if (path := self._refused.get(name)) is not None:
                     raise CorruptData(
                         operation,
                         f"the files of {instance_id!r} are damaged ({self.reasons[path]}); restore "

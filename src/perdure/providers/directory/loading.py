@@ -359,8 +359,8 @@ class Loader:
         for (instance_id,) in rows:
             if files.damage.is_lost(instance_id):
                 execute("DELETE FROM instance_locks WHERE instance_id = ?", (instance_id,))
-        bars: Any = files.damage.bars
-        files.connection.create_scalar_function("perdure_is_damaged", bars, 1)
+        is_refused: Any = files.damage.is_refused
+        files.connection.create_scalar_function("perdure_is_damaged", is_refused, 1)
         for event in ("INSERT", "UPDATE"):
             execute(_HOLD.format(event=event))
 

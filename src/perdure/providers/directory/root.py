@@ -63,7 +63,7 @@ class Root:
 
     def __init__(self, path: str, ops: FileOps) -> None:
         self.path = path
-        self._place = local_files.long_path(path)
+        self._full_path = local_files.long_path(path)
         self.ops = ops
         self._directory: Directory | None = None
         self._lock = -1
@@ -81,7 +81,7 @@ class Root:
     def is_in_place(self) -> bool:
         """Return True if a process that opens this path now opens this directory and this lock."""
         try:
-            found = os.stat(self._place)  # noqa: PTH116 - once for each commit
+            found = os.stat(self._full_path)  # noqa: PTH116 - once for each commit
         except OSError:
             return False
         return (found.st_dev, found.st_ino) == self._opened and self.ops.has_name(self._lock)
@@ -91,14 +91,14 @@ class Root:
     def open(self) -> None:
         """Open the root, creating it if it is missing. Errors: StoreRefused, StoreUnavailable."""
         try:
-            self.ops.make_directory(self._place)
+            self.ops.make_directory(self._full_path)
             self._sync_parent()
         except FileExistsError:
             pass
         except OSError as error:
             raise StoreUnavailable("open", f"cannot create {self.path}: {error}") from error
         try:
-            self._directory = self.ops.open_directory(self._place)
+            self._directory = self.ops.open_directory(self._full_path)
         except OSError as error:
             if error.errno in {errno.ELOOP, errno.ENOTDIR}:
                 raise StoreRefused(
@@ -109,7 +109,7 @@ class Root:
 
     def _sync_parent(self) -> None:
         """A new directory is there after a power cut only if the one that it is in was flushed."""
-        above = os.path.dirname(self._place)  # noqa: PTH120 - as it was named
+        above = os.path.dirname(self._full_path)  # noqa: PTH120 - as it was named
         parent = self.ops.open_directory(above, may_be_link=True)
         try:
             self._sync_names(parent)
@@ -374,7 +374,7 @@ class FileBatch:
             root.ops.close(descriptor)
         self.placed.add(path)
 
-    def place(self) -> None:
+    def put_in_place(self) -> None:
         """Make the contents durable, then put them in place."""
         if not self._renames and not self.placed:
             return

@@ -192,13 +192,14 @@ class DirectoryDatabase(Database):
 
     # --- around each commit
 
-    def _require_sound(self, operation: str) -> None:
+    def _require_durable(self, operation: str) -> None:
+        """Raise StoreClosed if a flush has failed: nothing is written any more."""
         if self._journal_hook.failure is not None:
             raise StoreClosed(operation, self._journal_hook.failure)
 
     def ready(self) -> Transaction:
         hook = self._journal_hook
-        self._require_sound("commit")
+        self._require_durable("commit")
         if hook.journal_bytes > _JOURNAL_BYTES_MAX:
             self.write_files()
         return super().ready()
@@ -325,7 +326,7 @@ class DirectoryDatabase(Database):
 
     def write_files(self) -> None:
         """Bring the readable files up to date now, and archive. Errors: ProviderError."""
-        self._require_sound("checkpoint")
+        self._require_durable("checkpoint")
         if self._running is not None:
             while not self._advance():
                 pass
@@ -381,7 +382,7 @@ class FileSystemProvider(EngineProvider):
         self._path = os.path.abspath(check_path(path))  # noqa: PTH100 - resolving would hide a symbolic link
         self._database = DirectoryDatabase(
             self._path,
-            file_ops if file_ops is not None else FileOps(),
+            file_ops or FileOps(),
             System(clock),
             orphan_grace_ms=to_milliseconds(orphan_grace, "orphan_grace"),
             archive_after_ms=None if archive is None else to_milliseconds(archive, "archive"),
