@@ -35,6 +35,19 @@ def _behind_the_provider() -> psycopg.Connection[Any]:
     return connection
 
 
+def spoil_text(schema: str, table: str, column: str, instance_id: str) -> None:
+    """Store bytes that are not UTF-8 in a text, as a damaged page would have them."""
+    connection = _behind_the_provider()
+    with connection.transaction():
+        connection.execute("CREATE CAST (bytea AS text) WITHOUT FUNCTION")
+        connection.execute(
+            sql.SQL(
+                "UPDATE {} SET {} = CAST('\\x7bff'::bytea AS text) WHERE instance_id = {}"
+            ).format(sql.Identifier(schema, table), sql.Identifier(column), instance_id)
+        )
+        connection.execute("DROP CAST (bytea AS text)")
+
+
 class PostgresFactory(ProviderFactory):
     """The server's clock is stopped at the time of the kit's clock and moves by ``advance``."""
 
@@ -65,11 +78,7 @@ class PostgresFactory(ProviderFactory):
         return self._now_ms
 
     async def corrupt_history(self, instance_id: str) -> None:
-        self._execute(
-            sql.SQL("UPDATE {}.history SET data = left(data, 9) WHERE instance_id = {}").format(
-                sql.Identifier(self._schema), sql.Literal(instance_id)
-            )
-        )
+        spoil_text(self._schema, "history", "data", instance_id)
 
     async def cleanup(self) -> None:
         if self._schema:

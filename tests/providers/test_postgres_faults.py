@@ -43,7 +43,7 @@ from perdure.providers.records import (
     TurnCommit,
 )
 from postgres_cluster import await_that
-from postgres_factory import new_schema
+from postgres_factory import new_schema, spoil_text
 from postgres_load import Load
 from postgres_pooler import Pooler
 from postgres_proxy import Proxy
@@ -473,7 +473,7 @@ def test_an_unreadable_row_fails_its_own_look_and_no_other(schema: str) -> None:
     async def check() -> None:
         async with PostgresProvider(dsn, schema=schema, listen=False) as provider:
             await provider.enqueue_many_for_orchestrator([start("sound"), start("damaged")])
-            _spoil_text(schema)
+            spoil_text(schema, "instances", "custom_status", "damaged")
 
             damaged, sound = await asyncio.wait_for(
                 asyncio.gather(
@@ -511,21 +511,6 @@ def test_a_look_that_fails_unexpectedly_fails_all_that_wait_for_it(
             assert [type(each) for each in answers] == [ZeroDivisionError] * 3
 
     asyncio.run(check())
-
-
-def _spoil_text(schema: str) -> None:
-    """Store bytes that are not UTF-8 in a text, as a damaged page would have them."""
-    with psycopg.connect(shared_server().dsn) as connection:
-        connection.execute("DROP CAST IF EXISTS (bytea AS text)")
-        connection.execute("CREATE CAST (bytea AS text) WITHOUT FUNCTION")
-        connection.execute(
-            sql.SQL(
-                "UPDATE {}.instances SET custom_status = CAST(%s::bytea AS text) "
-                "WHERE instance_id = 'damaged'"
-            ).format(sql.Identifier(schema)),
-            (b"\xff\xfe",),
-        )
-        connection.execute("DROP CAST (bytea AS text)")
 
 
 @orchestration

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from perdure.conformance.capability_filtering import ONE, TWO, pinned
-from perdure.conformance.factories import create, enqueue, event, fetch, finish, raised, take
+from perdure.conformance.factories import (
+    LOCK_MS,
+    create,
+    enqueue,
+    event,
+    fetch,
+    finish,
+    raised,
+    take,
+)
 from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
 from perdure.errors import CorruptData
@@ -36,7 +45,12 @@ def assert_damage_shows(fetched: FetchedOrchestration) -> None:
 
 @checks
 class TestUnreadableHistory:
-    verbs = ("fetch_orchestration_item", "ack_orchestration_item", "abandon_orchestration_item")
+    verbs = (
+        "fetch_orchestration_item",
+        "ack_orchestration_item",
+        "abandon_orchestration_item",
+        "lock_instance",
+    )
 
     async def test_damaged_history_is_handed_out_and_says_so(self, store: Store) -> None:
         await pinned(store, "hurt", (1, 0, 0))
@@ -101,6 +115,25 @@ class TestUnreadableHistory:
         info = await store.admin.get_instance_info("hurt")
         assert (info.status, info.output) == (Status.FAILED, '"history cannot be decoded"')
         assert await fetch(store) is None
+
+    @requires("admin")
+    async def test_an_operator_can_end_a_damaged_instance(self, store: Store) -> None:
+        await pinned(store, "hurt", None)
+        await store.corrupt_history("hurt")
+
+        locked = await store.admin.lock_instance("hurt", LOCK_MS)
+
+        assert_damage_shows(locked)
+        await store.provider.ack_orchestration_item(
+            locked.lock_token,
+            TurnCommit(
+                execution_id=locked.item.execution_id,
+                history_delta=(event("hurt", 2),),
+                metadata=ExecutionMetadata(status=Status.TERMINATED),
+                consumed=(),
+            ),
+        )
+        assert (await store.admin.get_instance_info("hurt")).status is Status.TERMINATED
 
     async def test_others_are_not_held_up(self, store: Store) -> None:
         await pinned(store, "hurt", None)

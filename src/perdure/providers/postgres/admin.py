@@ -214,7 +214,12 @@ class PostgresAdmin(ProviderAdmin):
         self._tokens.note(token, instance_id)
         # The lock is held, so the instance does not change between these reads.
         info = await self._get_instance_info(instance_id)
-        history = await self._read_history_with_execution_id(instance_id, info.execution_id)
+        history: list[HistoryRecord] = []
+        history_error: str | None = None
+        try:
+            history = await self._read_history_with_execution_id(instance_id, info.execution_id)
+        except CorruptData as error:
+            history_error = str(error.__cause__)
         kv_store = await self._ask(operation, statements.GET_KV_STORE, (instance_id,))
         return FetchedOrchestration(
             item=OrchestrationItem(
@@ -226,6 +231,7 @@ class PostgresAdmin(ProviderAdmin):
                 messages=(),
                 kv_snapshot=records.kv_entries(kv_store),
                 parent_instance_id=info.parent_instance_id,
+                history_error=history_error,
             ),
             lock_token=token,
             attempt_count=0,

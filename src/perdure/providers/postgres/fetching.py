@@ -338,7 +338,14 @@ class _Fetcher(Generic[_WantT, _ItemT]):
     async def _fetch(self, want: _WantT, number: int) -> FetchResult[_ItemT]:
         raise NotImplementedError
 
-    async def _send(self, want: _WantT, number: int, *arguments: Any) -> list[Row]:
+    async def _send(
+        self, want: _WantT, number: int, *arguments: Any, repeats_unreadable: bool = False
+    ) -> list[Row]:
+        """Return the rows of a fetch. Errors: CorruptData for an answer that cannot be read.
+
+        Then the items are locked. With ``repeats_unreadable`` the next fetch that wants the same
+        asks for them again, else their locks expire.
+        """
         tokens = self._unanswered.pop(want, None)
         was_sent = tokens is not None
         tokens = tokens or [self._store.new_lock_token() for _ in range(number)]
@@ -350,6 +357,10 @@ class _Fetcher(Generic[_WantT, _ItemT]):
                 lambda again: (tokens, again, *arguments),
                 was_sent=was_sent,
             )
+        except CorruptData:
+            if repeats_unreadable:
+                self._unanswered[want] = tokens
+            raise
         except ProviderError as error:
             if was_sent or error.retryable:
                 self._unanswered[want] = tokens
@@ -384,10 +395,11 @@ class TurnFetcher(_Fetcher[TurnWant, "FetchedOrchestration"]):
             self._orphan_grace_ms,
         )
         try:
-            found = await self._send(want, number, *arguments, True)
+            found = await self._send(want, number, *arguments, True, repeats_unreadable=True)
             fetched = [records.fetched_turn(row) for row in found if row[0] is not None]
         except CorruptData:
-            # One history cannot be read. Read each by itself, so that the other turns run.
+            # One history cannot be read. Ask for the same turns again without their histories, and
+            # read each of these by itself, so that the other turns run.
             found = await self._send(want, number, *arguments, False)
             fetched = [await self._with_history(row) for row in found if row[0] is not None]
         for each in fetched:
