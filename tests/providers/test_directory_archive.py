@@ -14,7 +14,7 @@ from campaigns.filesystem_faults import CHANGING, SYNCING
 from campaigns.filesystem_ops import FailingFileOps
 from perdure.clock import ManualClock
 from perdure.conformance import factories
-from perdure.errors import ProviderError
+from perdure.errors import CorruptData, ProviderError
 from perdure.model.status import Status
 from perdure.providers.directory import FileSystemProvider, layout
 from perdure.providers.records import ExecutionMetadata, TurnCommit
@@ -154,6 +154,30 @@ def test_deleting_an_instance_deletes_its_archive(tmp_path: Path) -> None:
             await provider.checkpoint()
 
             assert not archived(path, "a").parent.exists()
+            assert not list((path / layout.SCRATCH).iterdir())
+
+    asyncio.run(scenario())
+
+
+def test_the_archive_of_a_damaged_instance_is_there_when_it_is_repaired(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path, clock = tmp_path / "store", ManualClock()
+        async with opened(path, clock) as provider:
+            await finish(provider, "a")
+            clock.advance(HOUR_MS)
+            await provider.checkpoint()
+        document = path / layout.document_file(name_of("a"))
+        good = document.read_bytes()
+        document.write_bytes(good.replace(b"Shop", b"Shot"))
+        async with opened(path, clock) as provider:
+            with pytest.raises(CorruptData):
+                await provider.read("a")
+            await finish(provider, "b")
+            await provider.checkpoint()
+
+        document.write_bytes(good)
+        async with opened(path, clock) as provider:
+            await check_readable(provider, "a", EVENTS)
 
     asyncio.run(scenario())
 

@@ -6,6 +6,8 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
+
 from campaigns.filesystem_ops import CountedFileOps
 from campaigns.filesystem_workload import (
     check_finished,
@@ -16,18 +18,17 @@ from campaigns.filesystem_workload import (
 from integration.conditions import until
 from perdure.clock import ManualClock
 from perdure.conformance import factories
+from perdure.errors import StoreUnavailable
 from perdure.providers.directory import FileSystemProvider, layout
 from perdure.providers.directory.documents import Documents
 from perdure.providers.directory.histories import IN_FILE
 from perdure.providers.directory.journal import Changes
-from perdure.providers.records import HistoryRecord
+from perdure.providers.records import HistoryRecord, TurnCommit
 from perdure.providers.sqlite.connection import connect_memory
 from perdure.providers.sqlite.transaction import Verb
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from perdure.providers.local_files import Directory
     from perdure.providers.sqlite.transaction import Transaction
@@ -311,3 +312,32 @@ def test_each_change_of_a_row_is_noted_under_the_primary_key_of_the_row() -> Non
         changes.watch(is_watching=False)
 
         assert updated == deleted == {(name, *keys.values())}
+
+
+def test_a_turn_that_is_in_the_journal_counts_although_its_commit_broke(tmp_path: Path) -> None:
+    async def look(provider: FileSystemProvider) -> tuple[int, int]:
+        depths = await provider.admin.get_queue_depths()
+        return len(await provider.read("a")), depths.orchestrator.visible
+
+    async def scenario() -> None:
+        async with FileSystemProvider(tmp_path / "store") as provider:
+            await provider.enqueue_for_orchestrator(factories.start("a"))
+            fetched = await provider.fetch_orchestration_item(factories.LOCK_MS, 0)
+            assert fetched is not None
+            hook = provider._database._journal_hook
+            before_commit = hook.before_commit
+
+            def before_commit_and_no_further() -> None:
+                hook.before_commit = before_commit  # type: ignore[method-assign]
+                before_commit()
+                raise ZeroDivisionError
+
+            hook.before_commit = before_commit_and_no_further  # type: ignore[method-assign]
+            commit = TurnCommit(execution_id=1, history_delta=(factories.started("a"),))
+            with pytest.raises(StoreUnavailable, match="unknown"):
+                await provider.ack_orchestration_item(fetched.lock_token, commit)
+            assert await look(provider) == (1, 0)
+        async with FileSystemProvider(tmp_path / "store") as provider:
+            assert await look(provider) == (1, 0)
+
+    asyncio.run(scenario())

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from campaigns import filesystem_faults
-from campaigns.filesystem_ops import FailingFileOps
-from perdure.errors import StoreClosed, StoreFull
+from campaigns.filesystem_ops import CountedFileOps, FailingFileOps
+from perdure.errors import StoreClosed, StoreFull, StoreUnavailable
 from perdure.providers.directory import FileSystemProvider, layout
 from perdure.providers.directory.fileops import FileOps
 from perdure.providers.records import OrchestratorMessage, StartRouting
@@ -98,6 +98,48 @@ def test_a_checkpoint_whose_flush_fails_closes_the_store(
             return await provider.admin.count_instances()
 
     assert asyncio.run(count()) == starts
+
+
+class OneByOneFileOps(CountedFileOps):
+    """As on a system that cannot flush a whole file system."""
+
+    can_sync_filesystem = False
+
+
+def test_many_files_are_flushed_one_by_one_where_there_is_no_other_way(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        ops = OneByOneFileOps()
+        async with FileSystemProvider(tmp_path / "store", file_ops=ops) as provider:
+            for number in range(40):
+                await provider.enqueue_for_orchestrator(start(number))
+            ops.names.clear()
+            await provider.checkpoint()
+
+        assert "syncfs" not in ops.names
+        assert ops.names.count("fsync") >= ops.names.count("rename") >= 40
+
+    asyncio.run(scenario())
+
+
+def test_a_store_is_open_after_open_or_open_says_what_failed(tmp_path: Path) -> None:
+    async def scenario(path: Path, at: int) -> bool:
+        ops = FailingFileOps(errno.EIO, filesystem_faults.CHANGING, at=at)
+        provider = FileSystemProvider(path, file_ops=ops)
+        try:
+            await provider.open()
+        except StoreUnavailable:
+            assert ops.failures
+            await provider.open()
+        is_behind = not ops.failures
+        ops.times_left = 0
+        await provider.enqueue_for_orchestrator(start(1))
+        await provider.close()
+        return is_behind
+
+    at = 1
+    while not asyncio.run(scenario(tmp_path / f"{at}", at)):
+        at += 1
+    assert at > 5
 
 
 @pytest.mark.parametrize("flush", ["fsync", "fdatasync", "sync_names", "sync_filesystem"])

@@ -29,7 +29,12 @@ from perdure.providers.directory import FileSystemProvider, layout
 from perdure.providers.directory.fileops import FileOps
 from perdure.providers.directory.journal import Record, frame, read_records
 from perdure.providers.directory.root import Root
-from perdure.providers.records import ExecutionMetadata, PruneOptions, TurnCommit
+from perdure.providers.records import (
+    ExecutionMetadata,
+    InstanceSnapshot,
+    PruneOptions,
+    TurnCommit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -511,6 +516,65 @@ async def taken(provider: FileSystemProvider) -> set[str]:
 async def damages(provider: FileSystemProvider) -> list[str]:
     details = (await provider.admin.get_store_info()).details
     return [key for key in details if key.startswith("damaged")]
+
+
+async def begin(provider: FileSystemProvider, name: str) -> None:
+    """Start an instance that has one work item."""
+    await provider.enqueue_for_orchestrator(factories.start(name))
+    fetched = await provider.fetch_orchestration_item(1000, 0)
+    assert fetched is not None
+    commit = TurnCommit(
+        execution_id=1,
+        history_delta=(factories.event(name, 1),),
+        worker_items=(factories.activity(name),),
+        metadata=ExecutionMetadata(name="Shop", version="1.0.0"),
+    )
+    await provider.ack_orchestration_item(fetched.lock_token, commit)
+
+
+def without_ids(snapshot: InstanceSnapshot) -> InstanceSnapshot:
+    return replace(snapshot, work=tuple(replace(each, message_id=0) for each in snapshot.work))
+
+
+@pytest.mark.parametrize(
+    ("place", "is_killed"),
+    [(layout.INSTANCES, False), (layout.INSTANCES, True), (layout.WORKER_QUEUE, False)],
+)
+def test_a_file_that_is_repaired_takes_nothing_from_what_was_made_meanwhile(
+    tmp_path: Path, place: str, is_killed: bool
+) -> None:
+    store, expected = tmp_path / "store", dict[str, InstanceSnapshot]()
+
+    async def scenario() -> None:
+        async with FileSystemProvider(store) as provider:
+            await begin(provider, "old")
+            expected["old"] = await provider.admin.export_instance("old")
+        (file,) = (store / place).iterdir()
+        sound = file.read_bytes()
+        file.write_bytes(sound[:40])
+        async with FileSystemProvider(store) as provider:
+            with pytest.raises(CorruptData, match="restore"):
+                await provider.read("old")
+            await begin(provider, "begun")
+            expected["begun"] = await provider.admin.export_instance("begun")
+            bare = tuple(replace(each, history=()) for each in expected["begun"].executions)
+            copy = replace(expected["begun"], instance_id="copied", executions=bare, work=())
+            await provider.admin.import_instance(copy)
+            expected["copied"] = await provider.admin.export_instance("copied")
+            await provider.append_with_execution("tool's", 1, [factories.event("tool's", 1)])
+            if is_killed:
+                shutil.copytree(store, tmp_path / "killed")
+        repaired = tmp_path / "killed" if is_killed else store
+        (repaired / place / file.name).write_bytes(sound)
+        for _ in range(2):
+            async with FileSystemProvider(repaired) as provider:
+                assert not await damages(provider)
+                for name, snapshot in expected.items():
+                    found = await provider.admin.export_instance(name)
+                    assert without_ids(found) == without_ids(snapshot)
+                assert len(await provider.read("tool's")) == 1
+
+    asyncio.run(scenario())
 
 
 # --- half-done checkpoints

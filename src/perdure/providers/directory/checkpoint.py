@@ -100,6 +100,8 @@ class Files:
         """Ids of the instances that have files, by key. A key may be given to a new instance."""
         self.entries: dict[tuple[str, int], str] = {}
         """The file of each queue entry that has one, by table and id."""
+        self.first_key = 1
+        """New instances get no key below it: instances with damaged files may have those."""
         self.is_closing = False
         """Nothing will be read any more, so texts need not leave memory one by one."""
         self.stale: set[str] = set()

@@ -90,6 +90,9 @@ class Loader:
         self._on_disk: set[str] = set()
         """Names of instances with readable files."""
         self._entry_files: set[str] = set()
+        self._entry_ids: set[tuple[str, int]] = set()
+        self._same_ids: list[tuple[Any, ...]] = []
+        """Work items with the id of another one."""
         self._nameless: set[str] = set()
         """Names of directories without the document that has the id of their instance."""
         self._missing: dict[Execution, str] = {}
@@ -140,6 +143,7 @@ class Loader:
         if old is not None:
             old.import_rows()
         self._judge_gaps()
+        self._renumber_work()
         self._hold_damaged()
         self._note_files()
         # One process at a time has the directory: other processes of this host are gone.
@@ -209,7 +213,11 @@ class Loader:
             if path != entry_path(self._tables[table], row):
                 instance = layout.instance_names(document.instance_id)[0]
                 raise Damaged("its name does not fit its content")
-            self._rows[table].append(row)
+            if (table, row[0]) in self._entry_ids and table == "worker_queue":
+                self._same_ids.append(row)
+            else:
+                self._rows[table].append(row)
+                self._entry_ids.add((table, row[0]))
         except _DAMAGE as damage:
             files.damage.add(path, damage, instance)
         else:
@@ -345,6 +353,18 @@ class Loader:
                 self._on_disk.discard(name)
                 files.stale = {each for each in files.stale if not each.startswith(f"{path}/")}
 
+    def _renumber_work(self) -> None:
+        """Give an id of its own to an item whose file was repaired after its id was used again.
+
+        If the journal has the id, one of both files is a leftover, and the journal counts.
+        """
+        table = self._tables["worker_queue"]
+        for message_id, *row in self._same_ids:
+            if ("worker_queue", message_id) not in self._files.dirty:
+                self._execute(table.put, (None, *row))
+                new_id = self._files.connection.last_insert_rowid()
+                self._files.dirty.add(("worker_queue", new_id))
+
     def _hold_damaged(self) -> None:
         """Drop all rows of an instance that has a damaged file; keep its messages back."""
         files, execute = self._files, self._execute
@@ -359,6 +379,10 @@ class Loader:
         for (instance_id,) in rows:
             if files.damage.is_lost(instance_id):
                 execute("DELETE FROM instance_locks WHERE instance_id = ?", (instance_id,))
+        if files.damage.lost:
+            # Their keys are not known, and their files may be repaired. Keys are counted from the
+            # last one, so none has come as far as this.
+            files.first_key = self._now_ms << 10
         is_refused: Any = files.damage.is_refused
         files.connection.create_scalar_function("perdure_is_damaged", is_refused, 1)
         for event in ("INSERT", "UPDATE"):

@@ -68,6 +68,11 @@ class DirectoryTransaction(Transaction):
 
     __slots__ = ()
 
+    @property
+    def first_key(self) -> int:  # type: ignore[override]
+        assert isinstance(self._hook, JournalHook)
+        return self._hook.files.first_key
+
     def events(
         self, instance_key: int, execution_id: int, after_event_id: int = 0, limit: int = -1
     ) -> list[tuple[int, str]]:

@@ -161,9 +161,8 @@ def append(
     if found is not None:
         key = found[0]
     elif records:
-        values = (None, instance_id, *instances.NO_INSTANCE)
-        instances.INSERT_INSTANCE.execute(tx, [values])
-        key = tx.connection.last_insert_rowid()
+        key = instances.next_key(tx)
+        instances.INSERT_INSTANCE.execute(tx, [(key, instance_id, *instances.NO_INSTANCE)])
     else:
         return
     events = instances.event_rows(tx, key, execution_id, records)
@@ -403,7 +402,7 @@ class _Plan:
 
     def _new_key(self) -> int:
         if not self._next_key:
-            self._next_key = self.tx.row(instances.NEXT_INSTANCE_KEY)[0]
+            self._next_key = instances.next_key(self.tx)
         self._next_key += 1
         return self._next_key - 1
 

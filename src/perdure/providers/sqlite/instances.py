@@ -98,7 +98,7 @@ SET status = excluded.status, output = coalesce(excluded.output, output),
 """,
 )
 
-NEXT_INSTANCE_KEY: Final = "SELECT coalesce(max(instance_key), 0) + 1 FROM instances"
+_NEXT_KEY: Final = "SELECT max(coalesce(max(instance_key), 0) + 1, ?) FROM instances"
 
 INSERT_INSTANCE: Final = ManyRows(
     f"""
@@ -259,6 +259,12 @@ def merge_state(tx: Transaction, keys: Sequence[int]) -> None:
 
 
 # --- existence
+
+
+def next_key(tx: Transaction) -> int:
+    """Return a key that no instance has. Those above it are free too."""
+    key: int = tx.row(_NEXT_KEY, (tx.first_key,))[0]
+    return key
 
 
 def exists(tx: Transaction, instance_id: str) -> bool:

@@ -162,8 +162,8 @@ def _restore_turns(tx: Transaction, snapshot: InstanceSnapshot) -> int:
         framework_version=pinned,
         completed_at=None if current is None else current.completed_at_ms,
     )
-    instances.INSERT_INSTANCE.execute(tx, [(None, snapshot.instance_id, *row)])
-    key = tx.connection.last_insert_rowid()
+    key = instances.next_key(tx)
+    instances.INSERT_INSTANCE.execute(tx, [(key, snapshot.instance_id, *row)])
     for each in snapshot.executions:
         execution = (
             key, each.execution_id, each.status, each.output,

@@ -135,6 +135,8 @@ class Transaction(Snapshot):
 
     keeps_checksums: ClassVar[bool] = False
     """True: events are written with a checksum, for a disk may change them."""
+    first_key: ClassVar[int] = 1
+    """New instances get no key below it."""
 
     def __init__(
         self,
