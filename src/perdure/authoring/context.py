@@ -130,7 +130,7 @@ class Recorder(Protocol):
     ) -> NoReturn: ...
 
     def begin_compensation(self) -> bool:
-        """Mark the steps of the calling branch as compensations; return what they were before.
+        """Mark the steps of the calling branch as compensations; return the mark before.
 
         No clean-up is cut off until ``end_compensation``.
         """

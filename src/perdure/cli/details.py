@@ -224,7 +224,7 @@ def lines_of(details: InstanceDetails, now_ms: int, *, is_whole: bool = False) -
 
 
 class _Lines:
-    """Makes the lines of steps, with what is known of activities that are queued or running."""
+    """Makes the lines of steps, with the attempts of queued and running activities."""
 
     def __init__(self, attempts: Sequence[Attempt], now_ms: int, *, is_whole: bool) -> None:
         self._attempts = {attempt.activity_id: attempt for attempt in attempts}

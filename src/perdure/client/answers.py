@@ -127,7 +127,7 @@ _TRIES = 5
 
 
 class PromiseInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A promise without an answer. As JSON it is what the API and ``-o json`` give."""
+    """A promise without an answer. The API and ``-o json`` give it as JSON."""
 
     key: str
     since: datetime.datetime

@@ -1,4 +1,4 @@
-"""Damage: what is wrong with a store, and with an instance, found in a snapshot of it.
+"""Finds damage: of a store, and of an instance in its snapshot.
 
 ``perdure db check`` reports it, and ``perdure import`` refuses a file that has it.
 """
@@ -108,7 +108,7 @@ async def _stored_damages(provider: Provider, info: InstanceInfo) -> list[str]:
 
 
 async def _lost_children(admin: ProviderAdmin, parent: InstanceSnapshot) -> list[str]:
-    """Return the children that cannot answer any more: not there, or ended without an answer."""
+    """Return a line for each child that cannot answer: it is missing, or its answer is gone."""
     ends: dict[str, str] = {}
     for child_id in open_children(parent):
         try:
@@ -238,7 +238,7 @@ def _event_fault(
 
 
 def _content_fault(record: _Record, where: str) -> str | None:
-    """Return what is wrong with the times and payloads of an event or a work item."""
+    """Return the first fault in the times and payloads of an event or a work item."""
     for name in record.__struct_fields__:
         value: Any = getattr(record, name)
         if name in _TIMES and value is not None and not 0 <= value <= TIME_MS_MAX:
@@ -307,7 +307,7 @@ def _failure(output: str | None) -> Failure | None:
 
 
 def _queue_faults(snapshot: InstanceSnapshot, history: Sequence[events.Event]) -> Iterator[str]:
-    """Yield what is wrong with the queued messages and work items of an instance."""
+    """Yield the faults of the queued messages and work items of an instance."""
     openings: list[tuple[str, Callable[[Any], Any], Any]] = [
         *((f"message {each.message_id}", open_message, each) for each in snapshot.messages),
         *((f"work item {each.message_id}", open_activity, each) for each in snapshot.work),
@@ -423,7 +423,7 @@ def _state_faults(snapshot: InstanceSnapshot, history: Sequence[events.Event]) -
 
 
 def parent_of(snapshot: InstanceSnapshot) -> work.ParentLink | None:
-    """Return the step of the parent that the instance says it completes."""
+    """Return the step of the parent that the instance claims to complete."""
     execution = current_execution(snapshot)
     if execution is not None and execution.history:
         started = wire.decode_event(execution.history[0].data)

@@ -307,10 +307,10 @@ async def copy_store(
     if it is the same, so a copy that was interrupted can be repeated; otherwise it is an error, or
     replaced with ``replace``. ``on_progress`` gets (done, total).
 
-    ``mark_moved`` marks the source before the first instance, so that no worker continues there.
-    It names the new place for good only when everything is there. A copy that fails or is cancelled
-    takes its mark back; one that was killed leaves it. Repeated with the source opened by
-    ``allow_moved`` it then goes on to the same target, and to no other (StoreMoved).
+    ``mark_moved`` marks the source before the first instance is copied, so that no worker continues
+    there. The mark becomes final when the copy is complete. A copy that fails or is cancelled
+    removes it; one that was killed leaves it. Then the copy can be repeated with the source opened
+    by ``allow_moved``, to the same target and to no other (StoreMoved).
     """
     origin, destination = _admin_of(source), _admin_of(target)
     await _refuse_if_in_use(origin)

@@ -131,7 +131,7 @@ class Written(NamedTuple):
 
 
 def written_by(history: Sequence[events.Event], snapshot: InstanceSnapshot | None) -> Written:
-    """Return what the turns of a history wrote, without those that a retry has undone."""
+    """Return the state and status that a history wrote, without the turns that a retry undid."""
     started = started_of(history, "read the state")
     kv_store, kv_delta = initial_state(started, snapshot), dict[str, KvEntry | None]()
     custom_status, status_changes = started.initial_custom_status, 0

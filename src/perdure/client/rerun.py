@@ -220,7 +220,7 @@ def _copy(
     now_ms: int,
     **queued: Any,
 ) -> InstanceSnapshot:
-    """Return the instance as it was after that history, with what is queued for it now."""
+    """Return the instance as it was after that history, with these messages and work items."""
     started = started_of(history, "rerun")
     written = written_by(history, snapshot)
     return InstanceSnapshot(

@@ -38,7 +38,7 @@ BACKFILL_MAX: Final = 1_000
 
 
 class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule at one moment. As JSON it is what the API and ``-o json`` give."""
+    """A schedule at one moment. The API and ``-o json`` give it as JSON."""
 
     id: str
     spec: Spec

@@ -82,7 +82,7 @@ class Bulk(Given):
 class BulkDone(msgspec.Struct, kw_only=True):
     count: int
     done: list[str] = []
-    """The ids; of a dry run those that the action would reach."""
+    """The ids on which the action was taken; in a dry run, those on which it would be."""
     errors: dict[str, str] = {}
 
 

@@ -64,7 +64,7 @@ BODY_BYTES_MAX: Final = 2 * 1024 * 1024
 REQUESTS_MAX: Final = 64
 """Requests under way at once; further ones wait for them."""
 WAITING_MAX: Final = 512
-"""Requests that wait; further ones are asked to come again."""
+"""Requests that may wait; each further one is refused with 503."""
 STATIC: Final = Path(__file__).parent / "static"
 _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (NotFound, 404),
@@ -314,7 +314,7 @@ class _Dashboard:
 
 
 class _Stream(StreamingResponse):
-    """A stream that ends in order when a server that stops cancels it."""
+    """A stream that sends its last chunk when a stopping server cancels it."""
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         try:

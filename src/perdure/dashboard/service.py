@@ -59,7 +59,7 @@ class AnswerCache:
     async def get(
         self, key: Key, compute: Callable[[], Coroutine[Any, Any, bytes]], most: float
     ) -> bytes:
-        """Return the answer that is there or under way, or else compute it.
+        """Return the kept answer, or the one that is being computed; without one, compute it.
 
         It is kept longer if it took longer to compute, but for at most ``most`` seconds.
         """

@@ -101,7 +101,7 @@ class Definition(msgspec.Struct):
 
 
 class Kept(msgspec.Struct):
-    """Ended roots that are older than some days: what a purge would delete."""
+    """Ended roots that are older than some days: a purge would delete them."""
 
     days: int
     count: int

@@ -234,7 +234,7 @@ class Execution:
         return outcome
 
     def _complete(self, outcome: TurnOutcome) -> None:
-        """Decide how the turn ends, and add what the code has done besides its decisions."""
+        """Decide how the turn ends, and complete the outcome."""
         recorder = self._recorder
         if recorder.completed_elsewhere:
             outcome.cancelled_activities = [

@@ -325,7 +325,7 @@ def add_beginning(
     watchers: Iterable[events.Watcher],
     decisions: TurnDecisions,
 ) -> None:
-    """Add the first event, and what the previous execution leaves: unread arrivals, watchers."""
+    """Add the first event, and the unread arrivals and watchers of the previous execution."""
     decisions.delta.append(started)
     decisions.last_event_id = started.event_id
     for message in carried:

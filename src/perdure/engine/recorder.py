@@ -65,7 +65,7 @@ class CodeRecorder:
     """Answers user code, keeps its open steps and its state, and collects what the turn sends.
 
     Once closed it answers with steps that never resolve and writes nothing: code that is being
-    unwound must come to an ``await`` to be stopped there.
+    unwound is stopped at its next ``await``.
     """
 
     def __init__(
@@ -582,7 +582,7 @@ class CodeRecorder:
         """Stop code that must not ask for another step."""
         decisions = self.decisions
         if self.loop.crash is not None:
-            raise Unwinding  # the end is decided: the code goes on in vain
+            raise Unwinding  # the end is decided: no further step counts
         if decisions.commands >= limits.COMMANDS_PER_TURN_MAX:
             self._stop(
                 InvalidValue(

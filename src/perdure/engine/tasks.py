@@ -1,4 +1,4 @@
-"""Tasks and futures of the durable loop: stable hashes, a note of what was read, and closing.
+"""Tasks and futures of the durable loop: stable hashes, notes of reads, and closing.
 
 Each task is a branch with a path: ``0`` is the task of the orchestration, ``0.2`` its second child.
 Each future hashes by its place in its branch, never by its address: asyncio keeps futures in sets,

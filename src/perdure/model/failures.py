@@ -45,7 +45,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     detail: str = ""
     """More for people: the raw payload of a poison message, or why ``raised`` is missing."""
     origin: str = ""
-    """The first failure, if this one came from a child which failed by a child of its own."""
+    """The first failure, if this one came through several orchestrations."""
     levels: int = 0
     """The number of orchestrations that the failure has come through."""
     raised: str | None = None

@@ -440,7 +440,7 @@ class ActivityTasks:
         self._tasks.add(task)
 
     async def _serve(self) -> None:
-        """Run launched activities until one of them waits; then go on with that one alone."""
+        """Run launched activities until one of them waits; then run only that one."""
         task: Any = asyncio.current_task()
         coroutine: Any = self._run_each()
         proceed, copy_context = coroutine.send, self._context.copy
@@ -559,8 +559,8 @@ def retry_delay_ms(item: work.ActivityExecute, failure: Failure, now_ms: int) ->
 class CrashIsolation:
     """Isolates activities that were running again and again when a worker died.
 
-    Each of them may be the one that kills its worker. So few of them run at a time: then the cause
-    is soon alone when its worker dies, and the others come to their end. Each that ends doubles the
+    Each of them may be the one that kills its worker. So only few of them run at a time: the cause
+    soon runs alone when its worker dies, and the others end. Each activity that ends doubles the
     number that may run together. A worker that died starts again with one.
     """
 

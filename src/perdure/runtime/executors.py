@@ -199,7 +199,7 @@ class ThreadExecutor:
         return Counter(list(self._abandoned.values()))
 
     def close(self) -> None:
-        """Begin no more calls; those that run go on."""
+        """Begin no more calls. Running calls continue."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

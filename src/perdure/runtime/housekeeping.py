@@ -30,7 +30,7 @@ _ANNOUNCE_SECONDS = 10.0
 _FIRST_SECONDS = 0.25
 """Delay at the start of a runtime, so that waiting work comes first."""
 _UNBLOCK_SECONDS = 15.0
-"""Repeated, because in a rolling deploy the old code goes on after the new code has started."""
+"""Repeated, because in a rolling deploy the old code still runs when the new code has started."""
 _DELETE_SECONDS = 60.0
 _PAUSE_SECONDS = 0.005
 _PAUSES = 4

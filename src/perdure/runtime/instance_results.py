@@ -1,8 +1,8 @@
 """The built-in activities that read the state of another instance, or wait for its end.
 
-The latter looks at the awaited instance. One that has ended is the answer. One that goes on is
-asked to tell the watcher at its end (``WatchEnd``), and the activity is put off. The later looks
-are for what sends no notice: an instance that is deleted or replaced, or has too many watchers.
+The latter looks at the awaited instance. If that has ended, its end is the result. If not, it is
+asked to notify the watcher at its end (``WatchEnd``), and the activity looks again later, because
+an instance sends no notice if it is deleted or replaced, or has too many watchers.
 """
 
 from __future__ import annotations

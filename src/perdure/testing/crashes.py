@@ -123,7 +123,7 @@ async def _with_crash(
 
 
 async def _copy(source: Provider, target: Provider) -> None:
-    """Copy what a new process finds after a crash: everything that was committed, and no lock."""
+    """Copy everything that was committed, without locks, as a new process finds it."""
     await source.open()
     await target.open()
     reading, writing = source.admin, target.admin

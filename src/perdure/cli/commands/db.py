@@ -272,7 +272,7 @@ async def _count(session: Session, ids: list[str], options: PruneOptions) -> int
 
 @runtime_checkable
 class Vacuums(Protocol):
-    """A ProviderAdmin whose store keeps the space of what was deleted until it is asked."""
+    """A ProviderAdmin whose store keeps freed space until it is asked to give it back."""
 
     def vacuum(self, *, incremental: bool | None = None) -> Awaitable[None]:
         """Give the space back, and from now on bit by bit or not. Errors: StoreBusy, StoreFull."""
@@ -376,9 +376,9 @@ def _backup_path(store: str, target: str) -> str:
 def copy(source: str, target: str, move: bool, replace: bool, output: str) -> None:
     """Copy all of SOURCE into TARGET, with work in flight; verify each.
 
-    No worker may serve SOURCE, nor TARGET before all is there. A copy that was interrupted goes on
-    where it was when the same command is repeated. Without --move both stores would go on with the
-    same work: use it when workers are to go on at the new place.
+    No worker may serve SOURCE, and none TARGET until the copy is complete. To continue a copy that
+    was interrupted, repeat the same command. Without --move both stores would continue the same
+    work: use it when workers are to continue at the new place.
     """
     settings = current_settings()
     settings.other_stores = (source, target)

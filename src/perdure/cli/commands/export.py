@@ -216,8 +216,8 @@ def import_command(
     The instances continue where they were when a worker serves the store. Nothing is imported from
     a file that is damaged, cut, or has a parent but not the children for which it waits.
 
-    An instance that is there already and is the same is left alone, so an import that was
-    interrupted can be repeated; with --keep also while workers continue a part of it.
+    An equal instance that exists already is left alone, so an import that was interrupted can be
+    repeated; with --keep also while workers continue a part of it.
     """
     if replace and keep:
         raise UsageError("either --replace or --keep: what is to become of those that exist?")

@@ -48,7 +48,7 @@ def replay(module: str, sources: tuple[str, ...], query: str, is_long: bool, out
 
     Without sources: everything in flight in the store. A source is an instance, or a file written
     by perdure export or perdure history -o jsonl. Nothing is written and no activity runs. A Codec
-    at the top of MODULE is used for all payloads. Exit code 1 if one would not go on.
+    at the top of MODULE is used for all payloads. Exit code 1 if one could not continue.
     """
     from perdure.cli.modules import load_code
 

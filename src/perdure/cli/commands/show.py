@@ -112,7 +112,7 @@ def _in_numeric_order(instance_id: str) -> list[tuple[int, int | str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """The members of a tree; what a member is doing is read when it is shown."""
+    """The members of a tree. The insight of a member is read when it is shown."""
 
     session: Session
     children: dict[str, list[InstanceInfo]]
