@@ -77,7 +77,7 @@ class NotFound(PerdureError, LookupError):
 
 
 class AlreadyResolved(PerdureError):
-    """The promise has another answer already."""
+    """The promise has got another answer before."""
 
 
 class PromiseRejected(PerdureError):

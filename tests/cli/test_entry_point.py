@@ -207,8 +207,8 @@ def test_help_takes_less_than_a_quarter_of_a_second_of_cpu(environ):
         (["list", "-o", "xml"], "-o"),
         (["show"], "ID"),
         (["send", "x"], "EVENT"),
-        (["show", "-dash"], "needs -- before it: perdure show -- ID"),
-        (["schedule", "show", "-dash"], "needs -- before it: perdure schedule show -- ID"),
+        (["show", "-dash"], "argument that begins with -: perdure show -- ID"),
+        (["schedule", "show", "-dash"], "argument that begins with -: perdure schedule show -- ID"),
         (["completion"], "Choose from: bash, zsh, fish"),
     ],
 )

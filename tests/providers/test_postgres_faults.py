@@ -534,7 +534,7 @@ def test_a_result_is_waited_for_until_its_own_timeout(
             await (await runtime.start(quick, id="x")).result(HANG_SECONDS)
             with psycopg.connect(dsn) as owner:
                 owner.execute(sql.SQL("LOCK TABLE {}").format(table))
-                with pytest.raises(WaitTimeout, match="'x' has not got there in time"):
+                with pytest.raises(WaitTimeout, match="'x' has not ended in time"):
                     await client.get("x").result(0)
                 caplog.set_level(logging.DEBUG, logger="perdure.providers.postgres.faults")
                 waiting = asyncio.create_task(client.get("x").result(HANG_SECONDS))

@@ -166,7 +166,7 @@ def _usage(error: click.ClickException, settings: Settings) -> int:
         path = error.ctx.command_path
         hint = f" (see {path} --help)"
         if isinstance(error, click.NoSuchOption) and _takes_arguments(error.ctx.command):
-            hint = f"; what begins with - and is no option needs -- before it: {path} -- ID{hint}"
+            hint = f"; write -- before an argument that begins with -: {path} -- ID{hint}"
     message = clean(settings.conceal(" ".join(error.format_message().rstrip(".").split())))
     sys.stderr.write(f"perdure: {message}{hint}\n")
     return Exit.USAGE if isinstance(error, click.UsageError) else Exit.ERROR

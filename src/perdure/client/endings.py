@@ -216,7 +216,7 @@ class EndWaiter:
             if not left:
                 said = str(failure) or "there is no answer"
                 raise WaitTimeout(
-                    f"{instance_id!r} has not got there in time, as far as the store tells: {said}"
+                    f"{instance_id!r} has not ended in time, as far as the store can tell: {said}"
                 ) from failure
             await self._clock.sleep(min(left, _PAUSE_SECONDS))
 

@@ -75,7 +75,8 @@ class Selection:
         chosen = fitting if asked is None else asked & fitting
         if not chosen:
             raise InvalidValue(
-                f"the query fits nothing for {action}: that takes only {', '.join(sorted(fitting))}"
+                f"{action} takes only instances that are {', '.join(sorted(fitting))}, and the "
+                "query asks for none of them"
             )
         roots_only = action == "purge" or self.query.roots_only
         return self.with_query(statuses=chosen, roots_only=roots_only)

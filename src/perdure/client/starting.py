@@ -325,7 +325,7 @@ class Submissions:
             if await self._deliver_message(start):
                 return None
         raise StoreBusy(
-            "start", f"{start.item.instance_id!r} is ended and started by others all the time"
+            "start", f"{start.item.instance_id!r} was ended and started by others again and again"
         )
 
     async def _send(

@@ -143,7 +143,7 @@ def check_write(request: Request) -> None:
     if headers.get(WRITE_MARKER) != "1":
         raise Refused(403, "a request that writes needs the header X-Perdure-Write: 1")
     if headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
-        raise Refused(403, "requests that write are taken from this page and from programs only")
+        raise Refused(403, "only this page and programs may send requests that write")
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != headers.get("host"):
         raise Refused(403, f"the page of {origin} may not write here")

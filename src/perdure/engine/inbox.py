@@ -18,7 +18,7 @@ from perdure.codec import require_open
 from perdure.errors import Nondeterminism
 from perdure.limits import UNREAD_BYTES_MAX, UNREAD_MESSAGES_MAX, WATCHERS_MAX
 from perdure.model import events, work
-from perdure.model.failures import child_error, declared_error
+from perdure.model.failures import activity_error, child_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -502,7 +502,7 @@ def _fail(
         require_open(failure.message, f"the failure of {name!r}")
         if operation.family is ACTIVITY:
             raises = operation.definition.settings.raises
-            error = declared_error(failure, name, raises, recorder.codec)
+            error = activity_error(failure, name, raises, recorder.codec)
         else:
             error = child_error(failure, name)
         operation.target.set_exception(error)

@@ -167,16 +167,17 @@ def with_content(
     return msgspec.structs.replace(failure, raised=bytes(raw).decode())
 
 
-def declared_error(
+def activity_error(
     failure: Failure, name: str, kinds: tuple[type[Exception], ...], codec: Codec
 ) -> Exception:
-    """Return the exception that an activity raised, if it is one of these kinds.
+    """Return the exception that the code sees when an activity has failed for the last time.
 
-    Otherwise, return ActivityFailed. The result depends only on what is stored and on the classes.
+    It is the one that the activity raised, if that is of these kinds; otherwise ActivityFailed. It
+    depends only on the stored failure and on the classes.
     """
     known = {kind.__name__: kind for kind in kinds}
     kind = next((known[each] for each in failure.lineage if each in known), None)
-    remote = activity_error(failure, name)
+    remote = remote_error(errors.ActivityFailed, f"activity {name!r}", failure)
     if kind is None:
         return remote
     if failure.raised is None:
@@ -202,11 +203,6 @@ def _rebuilt(kind: type[Exception], args: list[Any], attributes: dict[str, Any])
     error.args = tuple(args)
     vars(error).update(attributes)
     return error
-
-
-def activity_error(failure: Failure, name: str) -> errors.ActivityFailed:
-    """Return the exception that the code sees when an activity has failed for the last time."""
-    return remote_error(errors.ActivityFailed, f"activity {name!r}", failure)
 
 
 def child_error(failure: Failure, name: str) -> errors.RemoteFailure:

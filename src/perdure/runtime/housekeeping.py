@@ -121,7 +121,10 @@ class LockRenewalThread:
         if self._own_thread:
             self._thread.start()
         else:
-            self._tasks = [self._loop.create_task(renewer.run()) for renewer in self._renewers]
+            self._begin()
+
+    def _begin(self) -> None:
+        self._tasks = [self._loop.create_task(renewer.run()) for renewer in self._renewers]
 
     async def stop(self) -> None:
         self.abort()
@@ -149,7 +152,7 @@ class LockRenewalThread:
             runner.run(self._main())
 
     async def _main(self) -> None:
-        self._tasks = [self._loop.create_task(renewer.run()) for renewer in self._renewers]
+        self._begin()
         if self._is_stopped:
             self._cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -221,7 +224,7 @@ class Housekeeping:
         if self._is_announced and not self._has_warned:
             # The entry is its own, unless another process with the same id has overwritten it.
             for other in await admin.list_workers():
-                if other.worker_id == me.worker_id and not _is_same_process(other, me):
+                if other.worker_id == me.worker_id and _process_of(other) != _process_of(me):
                     self._warn_of(other)
         await admin.register_worker(me, round(_ANNOUNCE_SECONDS * 3000))
         self._is_announced = True
@@ -287,9 +290,5 @@ class Housekeeping:
         return block.reason is BlockReason.UNKNOWN_HANDLER or code != block.code
 
 
-def _is_same_process(one: WorkerInfo, other: WorkerInfo) -> bool:
-    return (one.host, one.process_id, one.started_at_ms) == (
-        other.host,
-        other.process_id,
-        other.started_at_ms,
-    )
+def _process_of(worker: WorkerInfo) -> tuple[str, int, int]:
+    return worker.host, worker.process_id, worker.started_at_ms

@@ -354,8 +354,8 @@ def _backup_path(store: str, target: str) -> str:
     scheme = "file:" if store.startswith("file:") else "sqlite:"
     if path is None or (path != target and not target.startswith(scheme)):
         raise UsageError(
-            f"a backup is a copy of the same kind at a new path, and {target!r} is none (one with "
-            "a colon begins with ./); perdure db copy copies into a store of another kind"
+            f"TARGET is a new path for a store of the same kind, not {target!r} (write ./ before "
+            "a path with a colon); perdure db copy copies into a store of another kind"
         )
     return path
 

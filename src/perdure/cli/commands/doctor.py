@@ -123,7 +123,7 @@ def _permissions(path: Path) -> Finding:
     mode = stat.S_IMODE(status.st_mode)
     shown = f"{path} has mode {mode:04o}"
     if not os.access(path, os.R_OK | os.W_OK):
-        return Finding("bad", "permissions", shown, "this user can not read and write it")
+        return Finding("bad", "permissions", shown, "this user cannot read and write it")
     if (own := own_user()) is None:
         return Finding("ok", "permissions", f"{path} has the rights of its directory")
     if status.st_uid != own:

@@ -220,7 +220,7 @@ def import_command(
     repeated; with --keep also while workers continue a part of it.
     """
     if replace and keep:
-        raise UsageError("either --replace or --keep: what is to become of those that exist?")
+        raise UsageError("--replace overwrites instances that exist, --keep leaves them: give one")
     done = _Done()
 
     async def body(session: Session) -> None:
