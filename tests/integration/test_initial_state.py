@@ -8,7 +8,7 @@ from integration.conditions import until
 from patience import HANG_SECONDS
 from perdure import activity, continue_as_new, orchestration, state, wait_for_event
 from perdure.authoring.definitions import Registry
-from perdure.client.recorded import check, read_recorded, recorded_history, recorded_in
+from perdure.client.recorded import check_replay, read_recorded, recorded_history, recorded_in
 from perdure.client.rerun import rerun_from_event
 from perdure.codec import JSON
 from perdure.testing.environment import assert_replays
@@ -100,7 +100,7 @@ async def test_an_ended_execution_replays_from_store_snapshot_and_history(make_r
 
     for recorded in (stored, exported, recorded_history("o-1", history)):
         assert recorded.kv == {"rounds": "1"}
-        finding = check(recorded, Registry([shop, pay]), JSON)
+        finding = check_replay(recorded, Registry([shop, pay]), JSON)
         assert finding.verdict == "ok", finding.report
     assert_replays(history, shop, pay)
 
@@ -117,7 +117,7 @@ async def test_no_false_alarm_while_the_instance_runs(make_runtime, flow):
             info = await runtime.provider.admin.get_instance_info("live")
             await asyncio.sleep(0)  # the store goes on between the two reads
             recorded = await read_recorded(runtime.provider, info)
-            finding = check(recorded, registry, JSON)
+            finding = check_replay(recorded, registry, JSON)
             assert finding.verdict == "ok", finding.report
             seen.add(recorded.history[0].execution_id)
         await result

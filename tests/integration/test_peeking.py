@@ -22,7 +22,7 @@ from perdure import (
     orchestration,
     wait_for_event,
 )
-from perdure.client.recorded import parse
+from perdure.client.recorded import parse_expression
 from perdure.errors import Nondeterminism, NotRegistered
 
 ran: list[str] = []
@@ -162,7 +162,7 @@ async def test_variables_and_their_parts_are_read_on_every_store(make_every_stor
 )
 def test_an_expression_is_a_path_and_nothing_else(wrong):
     with pytest.raises(InvalidValue, match="names no variable"):
-        parse(wrong)
+        parse_expression(wrong)
 
 
 async def test_no_worker_is_needed_but_the_code_is(tmp_path):

@@ -240,7 +240,7 @@ class Client:
         start = starting.Start(
             item=item,
             target=target,
-            delay_ms=starting.delay_ms(delay),
+            delay_ms=starting.delay_in_ms(delay),
             at_ms=None if at_ms is None or at_ms <= self.clock.now_ms() else at_ms,
             if_exists=if_exists,
             if_changed=if_changed,
@@ -342,7 +342,7 @@ class Client:
         if if_exists == "restart":
             raise UsageError("start_many has no if_exists='restart'; start each of them")
         ended = await self._submissions.submit_many(
-            items, target, starting.delay_ms(delay), if_exists
+            items, target, starting.delay_in_ms(delay), if_exists
         )
         return [
             Handle(self, item.instance_id, definition, ended.get(item.instance_id))

@@ -223,7 +223,7 @@ async def suspended(
         yield execution
 
 
-def check(recorded: Recorded, registry: Registry, codec: Codec) -> ReplayResult:
+def check_replay(recorded: Recorded, registry: Registry, codec: Codec) -> ReplayResult:
     """Replay one execution and say whether the code repeats it."""
     names = {name: getattr(recorded, name) for name in ("instance_id", "name", "version")}
     try:
@@ -277,11 +277,11 @@ async def read_variable(
     provider: Provider, instance_id: str, expression: str, registry: Registry, codec: Codec
 ) -> Any:
     """Return a copy of a variable of the suspended code, or of a part of it."""
-    name, path = parse(expression)
+    name, path = parse_expression(expression)
     async with suspended(provider, instance_id, registry, codec) as execution:
         if execution.is_finished:
             raise NotFound(f"no code of {instance_id!r} is suspended: its next turn is on the way")
-        value = follow(find(name, execution.scopes(), instance_id), path, name)
+        value = follow_path(find_variable(name, execution.scopes(), instance_id), path, name)
         try:
             return copy.deepcopy(value)
         except Exception as error:
@@ -291,7 +291,7 @@ async def read_variable(
             ) from error
 
 
-def find(name: str, scopes: Sequence[Scope], instance_id: str) -> Any:
+def find_variable(name: str, scopes: Sequence[Scope], instance_id: str) -> Any:
     """Return the variable of the outermost function that has it; the orchestration comes first."""
     for scope in scopes:
         if name in scope.variables:
@@ -308,7 +308,7 @@ def find(name: str, scopes: Sequence[Scope], instance_id: str) -> Any:
 # --- expressions
 
 
-def parse(expression: object) -> tuple[str, list[_Step]]:
+def parse_expression(expression: object) -> tuple[str, list[_Step]]:
     """Return the variable and the attributes and items that follow it.
 
     Raises InvalidValue for everything else: nothing of the expression is executed.
@@ -338,7 +338,7 @@ def parse(expression: object) -> tuple[str, list[_Step]]:
     return node.id, path[::-1]
 
 
-def follow(value: Any, path: Sequence[_Step], so_far: str) -> Any:
+def follow_path(value: Any, path: Sequence[_Step], so_far: str) -> Any:
     """Return the part of the value, without running code of its class."""
     for kind, key in path:
         value = (_attribute if kind == "attribute" else _item)(value, key, so_far)

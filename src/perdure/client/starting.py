@@ -121,7 +121,7 @@ async def has_begun(pending: PendingStart | None, provider: Provider) -> bool:
     return [record.data for record in records] == [pending.unsure]
 
 
-def delay_ms(delay: Duration | None) -> int | None:
+def delay_in_ms(delay: Duration | None) -> int | None:
     return None if delay is None else round(to_seconds(delay, "delay") * 1000)
 
 

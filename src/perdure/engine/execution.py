@@ -438,7 +438,7 @@ class TurnEnding:
             self._decisions.end(event)
             if type(event) is _COMPLETED:
                 if not self._recorder.name.startswith("perdure."):  # a second answer of a promise
-                    self._recorder.note_unread()
+                    self._recorder.note_unwanted_mail()
             elif isinstance(event, _CANCELLED):
                 self._log_bad_cleanup(event.reason)
         return event

@@ -272,7 +272,7 @@ class Mailboxes:
         mailbox = self._by_name.get((is_message, name))
         return None if mailbox is None else mailbox.find_wait()
 
-    def note_unread(self, number: int, data: msgspec.Raw, operation: Operation) -> None:
+    def note_delivered(self, number: int, data: msgspec.Raw, operation: Operation) -> None:
         """Remember a delivered arrival until the code reads it from its wait."""
         operation.target.is_unread = True
         self._delivered.append((number, data, operation))

@@ -494,7 +494,7 @@ class CodeRecorder:
             "errors are lost; write await before the call",
         )
 
-    def note_unread(self) -> None:
+    def note_unwanted_mail(self) -> None:
         """Note the events and messages that the code has not waited for, at its end."""
         for is_message, name in self._mailboxes.unwanted() if self._mailboxes is not None else ():
             what = f"message in {name!r}" if is_message else f"event {name!r}"
@@ -532,7 +532,7 @@ class CodeRecorder:
         self.operations.open.pop(event.event_id, None)
         if not operation.target._callbacks:  # noqa: SLF001
             self.check_awaited(operation)
-        self.mailboxes.note_unread(number, data, operation)
+        self.mailboxes.note_delivered(number, data, operation)
         try:
             value = self.codec.decode(data, operation.definition, where=f"{kind} {event.name!r}")
         except CannotUnwrap as error:

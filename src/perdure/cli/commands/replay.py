@@ -15,7 +15,7 @@ from perdure.cli.exits import Exit
 from perdure.cli.render import Cell, echo, glyph, print_json, print_json_line
 from perdure.cli.session import Session, run
 from perdure.client.formats import counted
-from perdure.client.recorded import Recorded, ReplayResult, check, read_recorded
+from perdure.client.recorded import Recorded, ReplayResult, check_replay, read_recorded
 from perdure.client.search import parse_search
 from perdure.client.steps import ComparedStep, Comparison, compare
 from perdure.errors import NotFound
@@ -59,10 +59,10 @@ def replay(module: str, sources: tuple[str, ...], query: str, is_long: bool, out
 
     async def body(session: Session) -> list[ReplayResult]:
         recorded = _by_ids(session, ids) if ids else _in_flight(session, query)
-        return [check(execution, registry, codec) async for execution in recorded]
+        return [check_replay(execution, registry, codec) async for execution in recorded]
 
     for file in files:
-        findings += [check(each, registry, codec) for each in read_recordings(Path(file))]
+        findings += [check_replay(each, registry, codec) for each in read_recordings(Path(file))]
     if ids or not files:
         findings += run(body)
     return _print(findings, output, is_long)
