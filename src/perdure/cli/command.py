@@ -224,7 +224,7 @@ def data_option() -> Callable[[F], F]:
 
 yes_option: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 query_option: Final = click.option(
-    "--query", metavar="QUERY", help="All that fit; see perdure list --help."
+    "--query", metavar="QUERY", help="All instances that fit; see perdure list --help."
 )
 module_option: Final = click.option(
     "-m",
@@ -264,7 +264,9 @@ def ids_argument() -> Callable[[F], F]:
                 "instance_ids", metavar="[ID]...", nargs=-1, shell_complete=complete_ids
             ),
             click.option(
-                "--ids-from", metavar="FILE", help="Also these ids, one a line; - for a pipe."
+                "--ids-from",
+                metavar="FILE",
+                help="Also the ids in this file, one a line; - for a pipe.",
             ),
         )(joined)  # type: ignore[return-value]
 

@@ -48,7 +48,7 @@ SECTIONS = {
         "pause": ("act:pause", "Let no further turn of instances run."),
         "resume": ("act:resume", "Let paused instances go on."),
         "retry": ("act:retry", "Let blocked or failed instances go on where they stand."),
-        "rerun": ("act:rerun", "Run an instance once more under another id."),
+        "rerun": ("act:rerun", "Run an instance again under another id."),
         "promises": ("start:promises", "List the promises without an answer."),
         "resolve": ("start:resolve", "Give a promise its value, or reject it."),
         "schedule": (

@@ -168,7 +168,7 @@ class Administration:
         args: Sequence[Any] | None = None,
         version: str | None = None,
     ) -> str:
-        """Start the orchestration once more as a new instance, and return its id.
+        """Start the orchestration again as a new instance, and return its id.
 
         Without ``args`` it gets the same arguments, without ``version`` the latest version. Without
         ``id`` the new id begins with the old one.

@@ -136,7 +136,7 @@ async def send(service: Service, given: Sent) -> Done:
 
 @post("/run/rerun")
 async def rerun_run(service: Service, given: Rerun) -> Done:
-    """Run an instance once more under another id, from its beginning or from an event."""
+    """Run an instance again under another id, from its beginning or from an event."""
     await service.info(given.id)
     new_id = given.new_id or fresh_id(given.id)
     if given.from_event is not None:

@@ -253,7 +253,7 @@ def _checked_reason(context: click.Context, parameter: click.Parameter, value: s
 
 
 _REASON: Final = click.option(
-    "--reason", default="", callback=_checked_reason, help="Kept with the instance."
+    "--reason", default="", callback=_checked_reason, help="Reason, stored with the instance."
 )
 
 
@@ -381,7 +381,7 @@ async def _is_orphan(session: Session, instance_id: str) -> bool:
 @id_argument()
 @click.option("--id", "new_id", metavar="ID", help="Id of the new instance. Default: a new one.")
 @click.option("--input", "input_text", metavar="JSON", help="Other arguments; @file, or -.")
-@click.option("--version", metavar="V", help="That version instead of the latest.")
+@click.option("--version", metavar="V", help="Version of the orchestration. Default: the latest.")
 @click.option(
     "--from-event",
     type=click.IntRange(min=1),
@@ -399,9 +399,9 @@ def rerun(
     modules: tuple[str, ...],
     output: str,
 ) -> None:
-    """Run an instance once more as a new instance; the old one stays as it is.
+    """Run an instance again as a new instance; the old one stays as it is.
 
-    All its activities run again, with new idempotency keys: perdure retry goes on instead.
+    All its activities run again, with new idempotency keys. perdure retry continues the old one.
 
     With --from-event, the new instance keeps the history up to that event, and steps that were open
     then run again. Name the code with -m so that these steps keep their retries and time limits,

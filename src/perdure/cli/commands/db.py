@@ -172,9 +172,9 @@ def _show_due(url: str, output: str) -> None:
 @click.option("--quick", is_flag=True, help="Only the store itself, not every history.")
 @output_option("table", "json")
 async def check(session: Session, quick: bool, output: str) -> int:
-    """Read the whole store and say what is damaged: exit code 1. Nothing is changed.
+    """Read the whole store and list the damage. Exit code 1 if there is any.
 
-    Payloads that a codec has sealed are checked for their form only.
+    Nothing is changed. Payloads that a codec has sealed are checked for their form only.
     """
     damages = await store_damages(session.admin)
     checked = 0
@@ -208,10 +208,12 @@ _CHUNK: Final = 500
         "perdure db prune --query name:poller --keep-last 1 -y",
     ],
 )
-@click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the last N.")
-@duration_option("--older-than", "older_ms", "Only those that ended before.")
+@click.option(
+    "--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the last N executions."
+)
+@duration_option("--older-than", "older_ms", "Only executions that ended longer ago.")
 @click.option("--query", metavar="QUERY", default="", help="Only of instances that fit.")
-@click.option("--dry-run", is_flag=True, help="Only count what would go.")
+@click.option("--dry-run", is_flag=True, help="Only count the executions.")
 @yes_option
 @output_option("table", "json")
 async def prune(
@@ -283,7 +285,7 @@ class Vacuums(Protocol):
 @click.option(
     "--incremental/--no-incremental",
     default=None,
-    help="From now on let deletions make the file smaller bit by bit, or no longer.",
+    help="From now on, let deletions shrink the file bit by bit, or not.",
 )
 @output_option("table", "json")
 async def vacuum(session: Session, incremental: bool | None, output: str) -> None:

@@ -52,14 +52,14 @@ filter_options = combined(
         "--name",
         metavar="NAME",
         multiple=True,
-        help="Of the orchestration; order* fits several.",
+        help="Name of the orchestration; order* fits several.",
         shell_complete=complete_names,
     ),
     click.option(
         "--search",
         metavar="TEXT",
         multiple=True,
-        help="Occurs in id, name, output or custom status.",
+        help="A text in the id, name, output or custom status.",
     ),
     click.option(
         "--since", metavar="WHEN", help="Started within the last 1h, 7d, or after a date."
@@ -71,7 +71,7 @@ filter_options = combined(
         "--parent",
         metavar="ID",
         multiple=True,
-        help="Children of that instance; none: only roots.",
+        help="Only children of this instance; none: only roots.",
     ),
 )
 
@@ -112,7 +112,7 @@ def _query_of(argument: str) -> str:
 )
 @filter_options
 @limit_option(20)
-@click.option("--cursor", help="Go on where the last page ended.")
+@click.option("--cursor", help="Continue after the last page.")
 @output_option("table", "json", "jsonl", "ids")
 async def list_command(
     session: Session, limit: int, cursor: str | None, output: str, **filters: Any
@@ -176,7 +176,7 @@ def _print_footer(selection: Selection, count: int, following: str | None, limit
     ],
 )
 @filter_options
-@click.option("--by", type=click.Choice(["status", "name"]), help="A line for each.")
+@click.option("--by", type=click.Choice(["status", "name"]), help="Print a count for each status or name.")
 @output_option("table", "json")
 async def count(session: Session, by: str | None, output: str, **filters: Any) -> None:
     """Count the instances that fit, all of them without a filter. QUERY as for list."""

@@ -40,7 +40,12 @@ _SHOWN_MAX: Final = 20
 )
 @click.argument("module")
 @click.argument("sources", metavar="[ID|FILE]...", nargs=-1)
-@click.option("--query", metavar="QUERY", default="status:open", help="Default: all in flight.")
+@click.option(
+    "--query",
+    metavar="QUERY",
+    default="status:open",
+    help="Instances to replay. Default: all in flight.",
+)
 @click.option("--report", "is_long", is_flag=True, help="The whole report of each divergence.")
 @output_option("table", "json", "jsonl")
 def replay(module: str, sources: tuple[str, ...], query: str, is_long: bool, output: str) -> int:

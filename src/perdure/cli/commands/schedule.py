@@ -122,7 +122,7 @@ async def next_slots(session: Session, schedule_id: str, count: int, output: str
     examples=["perdure schedule pause report", "perdure schedule pause report --reason 'moving'"],
 )
 @_ID
-@click.option("--reason", default="", help="Shown until it is resumed.")
+@click.option("--reason", default="", help="Reason, shown until it is resumed.")
 async def pause(session: Session, schedule_id: str, reason: str) -> None:
     """Start no more instances until resume. Slots during the pause are skipped."""
     await session.client.schedules.pause(schedule_id, reason)

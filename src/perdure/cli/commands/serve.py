@@ -30,9 +30,13 @@ _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 )
 @click.argument("place", metavar="[STORE]", required=False)
 @click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:7700", show_default=True)
-@click.option("--tokens", metavar="FILE", help="Lines of NAME SCOPE TOKEN; read, operate, admin.")
+@click.option(
+    "--tokens", metavar="FILE", help="File with lines of NAME SCOPE TOKEN; read, operate, admin."
+)
 @click.option("--read-only", is_flag=True, help="Refuse every write.")
-@click.option("--allow-host", "hosts", multiple=True, help="A further name of this server.")
+@click.option(
+    "--allow-host", "hosts", multiple=True, help="Another host name under which the server answers."
+)
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @module_option
 def serve(

@@ -179,8 +179,8 @@ _CALL_MAX: Final = 40
 def stack(instance_id: str, modules: tuple[str, ...], output: str) -> None:
     """Show where each branch of the code waits: file, line, source and local variables.
 
-    Replays the stored history with the code at hand, and with the Codec at the top of its module if
-    there is one; nothing is written and no worker is disturbed.
+    Replays the stored history with the code of MODULE, and with the Codec at its top level if there
+    is one; nothing is written and no worker is disturbed.
     """
     from perdure.cli.modules import load_code
 
@@ -349,12 +349,12 @@ _SITE_WIDTH_MIN: Final = 120
     "--execution",
     type=click.IntRange(min=1),
     metavar="N",
-    help="That execution instead of the latest (they count up with continue-as-new).",
+    help="Number of the execution. Default: the latest. continue-as-new begins the next one.",
 )
 @click.option("--type", "kind", metavar="TEXT", help="Only events whose type contains it.")
-@click.option("--failed", is_flag=True, help="Only what went wrong.")
+@click.option("--failed", is_flag=True, help="Only failures, cancellations and terminations.")
 @click.option("--grep", metavar="REGEX", help="Only events whose stored text matches.")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the instance ends.")
+@click.option("--follow", "-f", is_flag=True, help="Continue until the instance ends.")
 @click.option("--raw", is_flag=True, help="The stored text of each event, as it is.")
 @output_option("table", "json", "jsonl")
 async def history(

@@ -57,7 +57,9 @@ if TYPE_CHECKING:
     ],
 )
 @click.argument("name", shell_complete=complete_names)
-@click.option("--id", "instance_id", metavar="ID", help="Makes it idempotent. Default: random.")
+@click.option(
+    "--id", "instance_id", metavar="ID", help="Id; makes the start idempotent. Default: random."
+)
 @click.option(
     "--input",
     "input_text",
@@ -65,25 +67,25 @@ if TYPE_CHECKING:
     help="Arguments as a JSON array, or the one value of a one-parameter orchestration; @file, "
     "or - for standard input.",
 )
-@click.option("--version", metavar="V", help="That version instead of the latest.")
+@click.option("--version", metavar="V", help="Version of the orchestration. Default: the latest.")
 @duration_option("--in", "delay_ms", "Start later: 30s, 5m, 2h.")
 @click.option("--at", "at_text", metavar="TIME", help="Start at a time with its zone (ISO 8601).")
 @click.option(
     "--message",
     metavar="MAILBOX JSON",
     nargs=2,
-    help="A message that it gets with its start, or now if it exists.",
+    help="A message for the instance: with its start, or at once if it exists.",
 )
 @click.option(
     "--if-exists",
     type=click.Choice(["get", "fail", "restart", "replace"]),
     default="get",
     show_default=True,
-    help="An instance with that id: take it as it is, refuse (exit 6), delete it first if it has "
-    "ended, or delete it first in any case.",
+    help="For an id that is in use. get: take the instance as it is. fail: exit 6. restart: delete "
+    "it first if it has ended. replace: delete it first in any case.",
 )
 @click.option("--wait", is_flag=True, help="Wait for the end and print the result.")
-@duration_option("--timeout", "timeout_ms", "With --wait: give up after that.")
+@duration_option("--timeout", "timeout_ms", "With --wait: stop waiting after this time.")
 @output_option("table", "json", "jsonl", "ids")
 def start(
     name: str,
@@ -246,8 +248,8 @@ def _note_unread(before: InstanceStatus, waited: list[OpenStep]) -> None:
 @id_argument()
 @click.argument("name", metavar="NAME")
 @data_option()
-@click.option("--id", "given_id", metavar="ID", help="Of the request: asks once, also if repeated.")
-@duration_option("--timeout", "timeout_ms", "Give up after that (exit 5). Default: 30s.")
+@click.option("--id", "given_id", metavar="ID", help="Id of the request: a repeated one asks once.")
+@duration_option("--timeout", "timeout_ms", "Stop waiting after this time (exit 5). Default: 30s.")
 async def ask(
     session: Session,
     instance_id: str,
@@ -278,7 +280,7 @@ _ASK_SECONDS = 30
     ],
 )
 @id_argument()
-@duration_option("--timeout", "timeout_ms", "Give up after that (exit 5).")
+@duration_option("--timeout", "timeout_ms", "Stop waiting after this time (exit 5).")
 @output_option("table", "json", "jsonl")
 async def result(session: Session, instance_id: str, timeout_ms: int | None, output: str) -> int:
     """Wait for the end of an instance and print its result as JSON.

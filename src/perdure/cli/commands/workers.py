@@ -63,13 +63,13 @@ logger = logging.getLogger("perdure")
 @click.option(
     "--name",
     "worker_id",
-    help="A stable name, of one worker at a time: sessions survive a restart.",
+    help="A stable name, of one worker at a time, so that sessions survive a restart.",
 )
 @duration_option("--drain", "drain_ms", "Time to finish when stopped. Default: 10s.")
 @duration_option(
     "--lock",
     "lock_ms",
-    "How long its work stays locked if this process dies; renewed while it lives.",
+    "Time for which its work stays locked after this process dies; renewed while it lives.",
 )
 @click.option(
     "--health",
@@ -81,7 +81,7 @@ logger = logging.getLogger("perdure")
     metavar="N",
     type=click.IntRange(min=1),
     default=1,
-    help="Run N such workers, each in its own process. Number i has PORT + i.",
+    help="Run N workers, each in its own process. Worker i answers at PORT + i.",
 )
 @click.option("--otel", is_flag=True, help="Export traces and metrics as the OTEL_* variables say.")
 @click.option(
