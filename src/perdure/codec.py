@@ -475,7 +475,7 @@ def require_open(data: str | bytes, what: str) -> None:
 
 
 def shown_text(text: str) -> str:
-    """Return a text of an error or a reason for people, also one that cannot be opened here."""
+    """Return the text of an error or a reason; a note, if it is sealed and cannot be opened."""
     if not is_sealed(text):
         return text
     try:

@@ -416,8 +416,8 @@ def orchestration(
 ) -> Any:
     """Make an ``async def`` durable: it survives crashes and deploys.
 
-    A running instance stays on the version that it began with. ``keep`` wins over that of the
-    runtime; that of the latest version counts:
+    A running instance stays on the version that it began with. ``keep`` wins over the ``keep``
+    of the runtime, and the one of the latest version counts:
 
         @orchestration(version="1.1.0", keep={"completed": "7d", "failed": "forever"})
         async def checkout(order: str) -> str: ...

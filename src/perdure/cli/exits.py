@@ -75,7 +75,7 @@ def line_of(error: BaseException) -> str:
 
 @contextmanager
 def writing(path: Path, command: str) -> Generator[None]:
-    """Let an error of the system name the path that the person has named, not that of a draft."""
+    """Let an error of the system name the path that the user has named, not a draft beside it."""
     try:
         yield
     except FileExistsError:

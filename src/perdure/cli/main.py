@@ -186,7 +186,7 @@ def report(error: Exception, settings: Settings) -> int:
 
 
 def _blame(error: Exception) -> str:
-    """Say whose code raised the unexpected error: that of a module, such as its codec, or ours."""
+    """Say whose code raised the unexpected error: a module of the user, or perdure."""
     from perdure.model.failures import author_line
 
     line = author_line("".join(traceback.format_tb(error.__traceback__)))

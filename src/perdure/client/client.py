@@ -383,7 +383,7 @@ class Client:
     def _wait_finished(
         self, instance_id: str, finished: Finished | None, deadline_ms: int | None
     ) -> Coroutine[Any, Any, Ending]:
-        """Wait for the end. A test environment overrides it, to let time pass meanwhile."""
+        """Wait for the end. A test environment overrides it, to let its clock jump."""
         return self._waiter.wait(instance_id, finished, deadline_ms)
 
     async def wait_for_status_change(

@@ -91,7 +91,7 @@ async def check_instances(provider: Provider) -> AsyncIterator[Damage | None]:
 async def _stored_damages(provider: Provider, info: InstanceInfo) -> list[str]:
     admin, instance_id = provider.admin, info.instance_id
     try:
-        # One consistent read: what runs or is deleted meanwhile looks like no damage.
+        # One consistent read: a change during several reads would look like damage.
         snapshot = await admin.export_instance(instance_id)
     except NotFound:
         raise

@@ -1,4 +1,4 @@
-"""One sentence for people: the current activity of an instance, and since when."""
+"""Says in one sentence what an instance is doing, and since when."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ def count_by_status(counts: Mapping[Status, int]) -> dict[Status, int]:
 
 
 def block_of(info: InstanceInfo) -> Block | None:
-    """Return the reason of a Blocked instance, with a text for people."""
+    """Return the reason of a Blocked instance, with a readable message."""
     block = info.block
     return block and msgspec.structs.replace(block, message=shown_text(block.message))
 

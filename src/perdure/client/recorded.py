@@ -65,7 +65,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 async def read_recorded(provider: Provider, info: InstanceInfo) -> Recorded:
     """Return the current execution of an instance. Raises NotFound before its first turn.
 
-    One read of the store gives all of it, so an instance that runs meanwhile does no harm.
+    One read of the store gives all of it, so the instance may run at the same time.
     """
     records = await provider.read(info.instance_id)
     history = wire.decode_history(records)

@@ -82,7 +82,7 @@ class Changes:
 
     @property
     def event_id(self) -> str:
-        """The id of the last event. It is never that of an event of another server."""
+        """The id of the last event. No other server uses it."""
         return f"{self._server}.{self.number}"
 
     @contextmanager
@@ -99,7 +99,7 @@ class Changes:
                 self._spent += time.thread_time() - self._reading_since
 
     def enter(self, tab: Tab, last_id: str | None = None) -> None:
-        """Begin to tell a tab. ``last_id`` is that of the last event that it got."""
+        """Begin to tell a tab. ``last_id`` is the id of the last event that it got."""
         self._tabs.add(tab)
         if tab.instance_id is not None:  # it may have changed since the page has read it
             tab.topics.add("run")

@@ -331,7 +331,7 @@ def nondeterminism(
     recorded: Sequence[events.Event],
     performed: Sequence[events.Event],
 ) -> Nondeterminism:
-    """Return the error for a turn in which the code did something else than history holds."""
+    """Return the error for a turn in which the code did not repeat its history."""
     then, now = _first_difference(recorded, performed)
     sites = (getattr(event, "site", "") for event in (now, then))
     mismatch = Mismatch(

@@ -43,7 +43,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     traceback: str = ""
     attempts: int = 0
     detail: str = ""
-    """More for people: the raw payload of a poison message, or why ``raised`` is missing."""
+    """Details to show: the raw payload of a poison message, or why ``raised`` is missing."""
     origin: str = ""
     """The first failure, if this one came through several orchestrations."""
     levels: int = 0
@@ -84,7 +84,7 @@ a set, a global or the environment. Use now(), random(), uuid4(), side_effect() 
 
 
 class Mismatch(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A turn in which the code did not repeat its history. Its text is the report for people."""
+    """A turn in which the code did not repeat its history. ``str()`` gives the report."""
 
     orchestration: str
     version: str
@@ -128,7 +128,7 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     reason: BlockReason
     message: str
     detail: str | Mismatch = ""
-    """More for people, as ``str(detail)``. Older versions stored a mismatch as its text."""
+    """Details to show, as ``str(detail)``. Older versions stored a mismatch as its text."""
     since_ms: int = 0
     code: str = ""
     """Fingerprint of the code that could not go on; code with another one tries again."""

@@ -186,7 +186,7 @@ class Attempts:
         self.threads = ThreadExecutor(worker.options.threads, self._grace_seconds)
         self._processes = ProcessPool(worker.options.processes)
         self._not_cancellable: set[str] = set()
-        """Activities of which the log says that they ignore cancellation."""
+        """Activities that the log has named, because they ignore cancellation."""
         self.is_stopping = False
 
     async def run(

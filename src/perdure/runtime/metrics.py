@@ -284,7 +284,7 @@ class Observer:
 
 
 def log_failed_orchestration(execution: Execution, failure: Failure) -> None:
-    """Log the failure of an instance. No code can catch that of a root: it has a traceback."""
+    """Log the failure of an instance; of a root with its traceback, as no code can catch it."""
     handler, is_root = execution.handler, execution.started.parent_instance_id is None
     line, fields = _fields(failure, handler.place)
     level = logging.WARNING if failure.levels < 2 else logging.DEBUG  # the origin was logged

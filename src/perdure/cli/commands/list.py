@@ -176,7 +176,9 @@ def _print_footer(selection: Selection, count: int, following: str | None, limit
     ],
 )
 @filter_options
-@click.option("--by", type=click.Choice(["status", "name"]), help="Print a count for each status or name.")
+@click.option(
+    "--by", type=click.Choice(["status", "name"]), help="Print a count for each status or name."
+)
 @output_option("table", "json")
 async def count(session: Session, by: str | None, output: str, **filters: Any) -> None:
     """Count the instances that fit, all of them without a filter. QUERY as for list."""

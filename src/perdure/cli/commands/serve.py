@@ -76,11 +76,10 @@ def serve(
     known = [] if tokens is None else read_tokens(tokens)
     names = [*_LOCAL_NAMES, host, *hosts]
     registry: Any = None
-    named = current_settings().modules(modules) if modules else ()
-    if named:
+    if modules:
         from perdure.cli.modules import load_code
 
-        registry, _ = load_code(named, "perdure serve -m")
+        registry, _ = load_code(modules, "perdure serve -m")
 
     async def body(session: Session) -> None:
         app = dashboard(
