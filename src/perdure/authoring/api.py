@@ -126,6 +126,11 @@ def side_effect(fn: Callable[[], Any], type: Any = None) -> Any:  # noqa: A002
     time belongs into an activity: an exception here ends the orchestration.
     """
     recorder = require_recorder("side_effect()")
+    if not callable(fn) or isinstance(fn, Activity) or inspect.iscoroutinefunction(fn):
+        raise UsageError(
+            "side_effect() takes a plain function without parameters, such as "
+            f"lambda: os.environ['HOME'], not {fn!r}; async work belongs into an activity"
+        )
     return recorder.side_effect(fn, _result_type(fn) if type is None else type)
 
 

@@ -87,8 +87,9 @@ class _Handler(Generic[P, R]):
         stands_for: HandlerSignature | None = None,
     ) -> None:
         if not inspect.isfunction(fn):
-            named = f"; write @{self.kind}(name={fn!r})" if isinstance(fn, str) else ""
-            raise UsageError(f"@{self.kind} takes a plain function, not {fn!r}{named}")
+            raise UsageError(
+                f"@{self.kind} takes a plain function, not {fn!r}{_way_out(self.kind, fn)}"
+            )
         self.fn: Callable[P, Any] = fn
         """The plain function; if it is async, it returns a coroutine."""
         self.name: str = limits.check_id(fn.__name__ if name is None else name, "name")
@@ -555,6 +556,20 @@ class Registry:
             raise UsageError(_clash(what, known, handler))
 
 
+def _way_out(kind: str, given: object) -> str:
+    match given:
+        case str():
+            return f"; write @{kind}(name={given!r})"
+        case Retry():
+            return f"; write @{kind}(retry=...)"
+        case _Handler() | staticmethod() | classmethod():
+            return "; leave one of the two decorators out"
+        case partial():
+            return "; write a function that calls it"
+        case _:
+            return ""
+
+
 def _listed(handlers: Iterable[object] | Handler | ModuleType) -> list[object]:
     if isinstance(handlers, (Activity, Orchestration, ModuleType)):
         return [handlers]
@@ -589,7 +604,8 @@ def _methods_of(handler: object) -> Iterator[Handler]:
         made = f"; register an object: {handler.__name__}()" if isinstance(handler, type) else ""
         raise InvalidValue(
             "a handler is a function with @activity or @orchestration, a module of them, or an "
-            f"object with activities as methods; not {handler!r}{made}"
+            f"object with activities as methods; not {handler!r}{made}. Schedules go into "
+            "schedules=[...], pools and clients into resources=[...]"
         )
     for name in names:
         yield getattr(handler, name)

@@ -199,11 +199,12 @@ class HandlerSignature:
         for name, kind in (self._types or self._resolve()).resources.items():
             fitting = [each for each in available if isinstance(each, kind)]
             if len(fitting) != 1:
+                kinds = ", ".join(map(_kind_of, available)) or "none"
                 raise UsageError(
                     f"{self._label} needs {kind.__qualname__} for {name!r}, and {len(fitting)} of "
-                    f"the resources are one; pass one with Runtime(..., resources=[...]), or yield "
-                    "it from lifespan(runtime) in a module of handlers. To have two of a kind, "
-                    "give each a class of its own"
+                    f"the resources are one; given: {kinds}; pass one with Runtime(..., "
+                    "resources=[...]), or yield it from lifespan(runtime) in a module of handlers. "
+                    "To have two of a kind, give each a class of its own"
                 )
             found[name] = fitting[0]
         return found
@@ -271,6 +272,12 @@ def _class_of(annotation: Any) -> Any:
         annotation = annotation.__origin__
     origin = get_origin(annotation)
     return annotation if origin is None or origin is UnionType else origin
+
+
+def _kind_of(resource: object) -> str:
+    if isinstance(resource, type):
+        return f"the class {resource.__qualname__}"
+    return type(resource).__qualname__
 
 
 def _readable(annotation: Any) -> Any:

@@ -28,7 +28,7 @@ from perdure.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
-    from typing import Self
+    from typing import NoReturn, Self
 
     from perdure.arguments import Duration
     from perdure.authoring.definitions import Activity, Orchestration
@@ -170,6 +170,15 @@ class BlockingClient(Generic[C]):
             self._end()
             raise
         return self
+
+    if not TYPE_CHECKING:  # a type checker finds this by itself
+
+        async def __aenter__(self) -> NoReturn:
+            raise UsageError(
+                "a BlockingClient is opened by 'with'; async code uses 'async with' and the Client"
+            )
+
+        async def __aexit__(self, *exception: object) -> None: ...
 
     def __exit__(self, *exception: object) -> None:
         try:

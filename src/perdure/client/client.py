@@ -39,6 +39,7 @@ from perdure.codec import JSON, Codec
 from perdure.errors import InstanceFinished, UsageError
 from perdure.ids import new_id
 from perdure.limits import check_id
+from perdure.logs import get_logger
 from perdure.model import events, work
 from perdure.model.failures import Failure, ended_error
 from perdure.model.status import Status
@@ -59,13 +60,15 @@ if TYPE_CHECKING:
         Iterable,
         Mapping,
     )
-    from typing import Self
+    from typing import NoReturn, Self
 
     from perdure.arguments import Duration
     from perdure.client.answers import PromiseInfo
     from perdure.client.schedules import Schedules
     from perdure.client.starting import BulkOptions, StartOptions
     from perdure.providers.contract import Provider
+
+log = get_logger("perdure.client")
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -103,6 +106,8 @@ class Client:
     ``async with Client("shop.db") as client: ...``
     """
 
+    _runs_instances = False
+
     def __init__(
         self,
         store: str | os.PathLike[str] | Provider,
@@ -111,6 +116,12 @@ class Client:
         clock: Clock | None = None,
     ) -> None:
         check_kind(codec, Codec, "codec", "a Codec(...)")
+        if not self._runs_instances and isinstance(store, str) and store.startswith("memory:"):
+            log.warning(
+                "Client(%r) has a store of its own, so no runtime runs what it starts: use a "
+                "Runtime, or give Client and Runtime one InMemoryProvider()",
+                store,
+            )
         if clock is not None:
             check_methods(clock, ("now_ms", "sleep"), "clock")
         self.provider = sealed(open_provider(store, clock=clock), codec)
@@ -143,6 +154,16 @@ class Client:
             _users[store] = others
         else:
             await self.provider.close()
+
+    if not TYPE_CHECKING:  # a type checker finds this by itself
+
+        def __enter__(self) -> NoReturn:
+            raise UsageError(
+                f"a {type(self).__name__} is opened by 'async with'; code without an event loop "
+                "uses 'with BlockingClient(Client(...))'"
+            )
+
+        def __exit__(self, *exception: object) -> None: ...
 
     async def open(self) -> Self:
         """Do what ``async with`` does at its beginning; ``close()`` does the rest."""

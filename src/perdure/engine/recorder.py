@@ -639,7 +639,7 @@ class CodeRecorder:
             if user_code.is_interruption(error):
                 raise
             # The code cannot catch it: on replay there is no error to raise again.
-            self._stop(error)
+            self._stop(user_code.with_author_frames(error))
         finally:
             running[thread] = self
             user_code.enter()

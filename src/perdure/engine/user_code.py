@@ -21,6 +21,7 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.authoring.context import Step, running
@@ -30,7 +31,7 @@ from perdure.processes import on_audit_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import CodeType, FrameType, TracebackType
+    from types import CodeType, FrameType
 
     _AbstractLoop = asyncio.BaseEventLoop  # the standard loop declares what is set below
 else:
@@ -130,6 +131,18 @@ def find_author_site() -> str:
 
 def _top_package(module: str | None) -> str:
     return (module or "").partition(".")[0]
+
+
+def with_author_frames(error: BaseException) -> BaseException:
+    """Return the error with the frames of the author's code that called the engine."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None and not is_boundary(frame):
+        if is_author(frame):
+            error.__traceback__ = TracebackType(
+                error.__traceback__, frame, frame.f_lasti, frame.f_lineno
+            )
+        frame = frame.f_back
+    return error
 
 
 def is_author(frame: FrameType) -> bool:

@@ -21,6 +21,14 @@ _ENTRY_POINTS = "perdure.providers"
 _SWITCH = {"true": True, "false": False}
 _NUMBER = re.compile("[0-9]{1,9}")
 _LOCAL_SCHEMES: Final = frozenset({"", "sqlite", "file", "memory"})
+_KINDS: Final = {
+    "memory": "memory:",
+    "sqlite": "sqlite:///shop.db",
+    "file": "file:./store",
+    "postgres": "postgresql://user@host/shop",
+    "postgresql": "postgresql://user@host/shop",
+}
+"""Names of the kinds of store, which alone are no URLs, and a URL of each."""
 _LOOKS_LIKE_OPTIONS: Final = re.compile("[A-Za-z_]+=")
 _UNKNOWN_TO_LIBPQ: Final = "invalid URI query parameter"
 _KEYWORDS: Final = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|service)\s*=")
@@ -45,10 +53,16 @@ def open_provider(
     if isinstance(store, Provider):
         return store
     if not isinstance(store, (str, os.PathLike)):
-        raise UsageError(f"a store is a path, a URL or a Provider, not {store!r}")
+        made = f"; make an object of it: {store.__name__}(...)" if isinstance(store, type) else ""
+        raise UsageError(f"a store is a path, a URL or a Provider, not {store!r}{made}")
     text = os.fspath(store)
     if not text:
         raise UsageError("the store must not be empty; name a file, e.g. 'shop.db'")
+    if isinstance(store, str) and store in _KINDS:
+        raise UsageError(
+            f"the store {store!r} would be a file of that name; write {_KINDS[store]!r}, or "
+            f"'./{store}' for the file"
+        )
     scheme = _scheme_of(text)
     if scheme in {"postgresql", "postgres"}:
         return _postgres(text, allow_moved=allow_moved)

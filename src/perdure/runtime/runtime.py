@@ -8,10 +8,10 @@ import secrets
 import socket
 import threading
 from collections import Counter
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from inspect import isasyncgenfunction, isawaitable, iscoroutinefunction, signature
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -42,12 +42,14 @@ from perdure.schedules.spec import Schedule, check_schedules
 from perdure.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable
     from types import ModuleType
     from typing import Self
 
     from perdure.providers.contract import Provider
     from perdure.runtime.metrics import Alert, Gauge, Sink, SpanMaker
+
+T = TypeVar("T")
 
 _RELEASE_SECONDS = 5.0
 """Time for the store to release the locks, after the time to drain."""
@@ -65,6 +67,8 @@ class Runtime(Client):
     ``keep={"completed": "30d", "failed": "90d"}`` deletes roots that ended that long ago, each with
     its tree; without it they stay.
     """
+
+    _runs_instances = True
 
     def __init__(
         self,
@@ -211,7 +215,7 @@ class Runtime(Client):
                 context = lifespan(self)
                 if not hasattr(context, "__aenter__"):
                     raise UsageError(f"{what} must be an async def that yields once: yield [pool]")
-                yielded = await opened.enter_async_context(context)
+                yielded = await opened.enter_async_context(_yields_once(context, what))
                 resources = [*resources, *_listed_resources(yielded or (), what)]
         takes = self.options.run_activities
         return self.registry.with_resources(resources) if takes else self.registry
@@ -311,6 +315,18 @@ class Runtime(Client):
     def metrics_snapshot(self) -> dict[str, int]:
         """Return the counts since this runtime started."""
         return dict(self.observer.counts)
+
+
+@asynccontextmanager
+async def _yields_once(context: AbstractAsyncContextManager[T], what: str) -> AsyncGenerator[T]:
+    """Run the lifespan of a module; say which one does not yield once."""
+    try:
+        async with context as yielded:
+            yield yielded
+    except RuntimeError as error:
+        if str(error) not in {"generator didn't yield", "generator didn't stop"}:
+            raise
+        raise UsageError(f"{what} must yield once: yield [pool]") from error
 
 
 def _listed_resources(resources: Any, what: str) -> list[object]:
