@@ -103,6 +103,21 @@ def test_odd_code_is_read_to_its_end_and_each_line_is_named_once():
     assert [each.text.split()[0] for each in found] == ["takes", "reads"]
 
 
+@orchestration
+async def orderly() -> int:
+    total, names = 0, ["a", "b"]
+    for number in set(map(int, "12")):
+        total += number
+    doubled = [2 * number for number in set(map(int, "12"))]
+    for name in names:
+        await asyncio.sleep(len(name))
+    return total + sum(doubled)
+
+
+def test_a_set_without_steps_and_steps_without_a_set_are_left_alone():
+    assert not list(findings_in(Registry([orderly])))
+
+
 def test_a_handler_without_source_is_left_alone():
     namespace = {}
     exec("async def made() -> None: ...", namespace)

@@ -214,7 +214,9 @@ async def test_a_session_that_ends_makes_room_for_another_at_once(make_runtime):
         await go_on.options(session="two")()
 
     handlers = [holder, another, hold, go_on]
-    async with make_runtime(handlers, sessions=1, poll_interval=3600) as runtime:
+    # A fetch waits for the shorter of poll interval and lock: so long that only a wake ends it.
+    long = {"poll_interval": 600, "activity_lock_timeout": 600}
+    async with make_runtime(handlers, sessions=1, **long) as runtime:
         await runtime.start(holder)
         await begun.wait()
         handle = await runtime.start(another)
@@ -222,6 +224,33 @@ async def test_a_session_that_ends_makes_room_for_another_at_once(make_runtime):
         may_end.set()
 
         await handle.result(HANG_SECONDS)
+
+
+async def test_a_session_counts_until_the_last_of_its_activities_has_ended(make_runtime):
+    begun = 0
+    may_end = [asyncio.Event(), asyncio.Event()]
+
+    @activity(session="one")
+    async def hold(number: int) -> None:
+        nonlocal begun
+        begun += 1
+        await may_end[number].wait()
+
+    @orchestration
+    async def holder() -> None:
+        await asyncio.gather(hold(0), hold(1))
+
+    async with make_runtime([holder, hold], sessions=1) as runtime:
+        handle = await runtime.start(holder)
+        await until(lambda: begun == 2)
+        activities = runtime._running.activities
+        may_end[0].set()
+        await until(lambda: activities.busy == 1)
+        assert activities._sessions == {"one": 1}
+        may_end[1].set()
+
+        await handle.result(HANG_SECONDS)
+        assert activities._sessions == {}
 
 
 @activity

@@ -350,6 +350,25 @@ async def test_giving_up_a_child_does_not_cancel_a_stranger_with_its_id(make_run
         assert await stranger.result(HANG_SECONDS) == "on"
 
 
+async def test_a_child_that_is_given_up_is_cancelled_although_nothing_else_is_sent(make_runtime):
+    @orchestration
+    async def changes_its_mind() -> str:
+        call = asyncio.ensure_future(patient.options(id="given-up")("c"))
+        await wait_for_event("enough")
+        call.cancel()
+        return await wait_for_event("end", str)
+
+    async with make_runtime([changes_its_mind, *HANDLERS]) as runtime:
+        handle = await runtime.start(changes_its_mind)
+        await waiting(runtime, "given-up")
+        await handle.raise_event("enough")
+
+        with pytest.raises(OrchestrationCancelled):
+            await runtime.get("given-up").result(HANG_SECONDS)
+        await handle.raise_event("end", "fine")
+        assert await handle.result(HANG_SECONDS) == "fine"
+
+
 async def test_a_parent_is_told_that_its_child_was_terminated(make_runtime):
     async with make_runtime(HANDLERS) as runtime:
         handle = await runtime.start(parent, "p", id="p")

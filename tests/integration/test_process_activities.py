@@ -115,6 +115,7 @@ async def test_a_process_that_was_ended_while_idle_does_no_harm(make_runtime):
         os.kill(first, signal.SIGKILL)
         await until(lambda: _has_ended(first))
         second = await (await runtime.start(flow)).result(HANG_SECONDS)
+        assert len(runtime._running.activities.attempts._processes._all) == 1
     assert first != second
 
 

@@ -274,6 +274,26 @@ async def test_serving_says_what_it_cannot_do(tmp_path):
     await asyncio.to_thread(serve)
 
 
+async def test_nothing_of_a_runtime_goes_on_after_it_was_aborted():
+    @activity
+    async def hold() -> None:
+        await asyncio.Event().wait()
+
+    @orchestration
+    async def flow() -> None:
+        await hold()
+
+    async with InMemoryProvider() as provider:
+        before = asyncio.all_tasks()
+        runtime = Runtime(provider, [flow, hold])
+        async with runtime:
+            await runtime.start(flow)
+            await until(lambda: runtime.is_busy)
+            runtime.abort()
+
+            await until(lambda: asyncio.all_tasks() == before)
+
+
 async def test_a_stop_does_not_wait_for_tasks_that_have_nothing_to_do():
     @activity
     async def quick() -> None: ...

@@ -137,6 +137,7 @@ ID = uuid.UUID(int=1)
         (typing.Sequence[int], (1, 2)),
         (typing.Mapping[str, int], collections.Counter("aab")),
         (set[int], {1, 2}),
+        (set[int], [3, 2, 1]),
         (bytes, bytearray(b"a")),
         (list[datetime.datetime], [WHEN]),
         (dict[str, decimal.Decimal], {"a": decimal.Decimal("1.50")}),

@@ -46,9 +46,11 @@ class _Walk:
 
     def __init__(self, fn: FunctionType) -> None:
         spec = fn.__globals__.get("__spec__")
+        # Code that was made by exec() has no module.
+        module = cast("str | None", fn.__module__) or ""
         # A module that is run by python -m has the name __main__ besides its own.
-        name: str = fn.__module__ if spec is None else spec.name
-        self._packages = {fn.__module__.partition(".")[0], name.partition(".")[0]}
+        name: str = module if spec is None else spec.name
+        self._packages = {module.partition(".")[0], name.partition(".")[0]}
         self._waiting: deque[Any] = deque([fn])
         self._seen: dict[int, Any] = {}
 

@@ -180,8 +180,8 @@ def target_of(orchestration: Any) -> Orchestration[..., Any] | str:
 def refuse_options(unknown: Mapping[str, Any], start: Callable[..., Any]) -> None:
     """Raise UsageError for keywords that ``start`` does not have: they may be for the function."""
     name = next(iter(unknown))
-    known = [each for each in inspect.signature(start).parameters if each != "unknown"]
-    meant = did_you_mean(name, known)
+    parameters = inspect.signature(start).parameters.values()
+    meant = did_you_mean(name, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY])
     raise UsageError(
         f"start() has no option {name!r}{meant}; arguments of the orchestration are given by "
         f"position, start(orchestration, {shown(unknown[name])}), or by name in kwargs: "

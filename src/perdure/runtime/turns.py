@@ -293,8 +293,6 @@ class TurnRunner:
     def run_inbox(self, live: LiveInstance) -> None:
         """Run a turn with everything that has arrived for a live instance."""
         arrivals = [*live.mail, *live.inbox]
-        if live.mail:
-            live.mail = []
         live.inbox.clear()
         self.run(live, arrivals)
 
@@ -316,7 +314,7 @@ class TurnRunner:
         keep_lock_ms = None if turn.final else self._keep_lock_ms
         if outcome.postponed and (turn.final is None or not turn.final[0].is_final):
             turn.postpone(outcome.postponed)
-            live.mail = turn.postponed
+        live.mail = turn.postponed
         turn.commit, turn.claimed = build_commit(turn, self._activities.claim, keep_lock_ms)
         live.history_bytes += sum([len(record.data) for record in turn.commit.history_delta])
         is_long = (

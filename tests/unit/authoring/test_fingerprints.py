@@ -255,3 +255,19 @@ def test_modules_that_name_each_other_are_read_once(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
     assert len(importlib.import_module("both").flow.fingerprint) == 32
+
+
+def test_code_that_was_made_without_a_module_is_read_as_well():
+    def make(answer: int, **named: str):
+        made = dict(named)
+        exec(
+            "from perdure import orchestration\n"
+            f"def helper(): return {answer}\n"
+            "@orchestration(name='flow')\n"
+            "async def flow(): return helper()\n",
+            made,
+        )
+        return made["flow"].fingerprint
+
+    assert make(1) == make(1) != make(2)
+    assert make(1, __name__="made") == make(1, __name__="made") != make(2, __name__="made")

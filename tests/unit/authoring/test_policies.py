@@ -25,6 +25,12 @@ def test_a_retry_policy_travels_as_a_plan():
     assert plan.never == ("ValueError", "X")
 
 
+def test_the_smallest_retry_policy_is_one_attempt():
+    plan = Retry(max_attempts=1, first_delay=0, multiplier=1, max_delay=0, jitter=0).plan()
+
+    assert (plan.max_attempts, plan.first_delay_ms, plan.multiplier) == (1, 0, 1.0)
+
+
 def test_one_class_or_a_list_is_as_good_as_a_tuple():
     assert Retry(never=ValueError).never == (ValueError,)
     assert Retry(never=[ValueError, "X"]).never == (ValueError, "X")
