@@ -11,12 +11,13 @@ import base64
 import contextlib
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from itertools import islice
+from pathlib import PurePath
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -34,10 +35,10 @@ import msgspec.inspect
 from perdure.arguments import check_methods, check_number, check_string
 from perdure.errors import CannotUnwrap, PayloadError, shown
 from perdure.limits import JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
-from perdure.own_types import CodecType, OwnTypes, is_equal
+from perdure.own_types import CodecType, OwnTypes, attributes_of, is_equal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 _SEALED: Final = b'{"$perdure":'
@@ -51,8 +52,8 @@ EXACT: Final = _SCALARS | {bytes, Decimal, UUID, date, timedelta}
 _ROWS: Final = frozenset({list, tuple})
 _TEXTS: Final = frozenset({str, bytes, bytearray, memoryview})
 _NUMBERS: Final = frozenset({int, float, bool, type(None)})
-_MEASURED_MAX: Final = 20_000
-_MEASURED_IN_ROW_MAX: Final = 10_000
+_COLLECTIONS: Final = frozenset({list, tuple, set, frozenset})
+_DECIMAL_SIZE: Final = sys.getsizeof(Decimal(0))
 _COMPRESSED: Final = 32
 _DATA: Final = _SCALARS | _ROWS | {dict}
 _MINUTE: Final = timedelta(minutes=1)
@@ -141,7 +142,8 @@ class Codec:
         back equal as no type.
         """
         # msgspec crashes the process when its buffer cannot grow, so text is measured before.
-        if (len(value) if type(value) is str else _text_size(value)) > self._text_max:
+        size = len(value) if type(value) is str else self._least_size(value)
+        if size > self._text_max:
             raise PayloadError(
                 f"{where} has more than {self._text_max} characters or bytes; store it elsewhere "
                 "and pass a reference"
@@ -165,6 +167,52 @@ class Codec:
                 "store it elsewhere and pass a reference"
             )
         return msgspec.Raw(data)
+
+    def _least_size(self, value: Any) -> int:
+        """Return a lower bound for the size of the JSON; no part beyond the limit is read.
+
+        Each part of a value takes one byte at least, and a text as many as it has characters.
+        """
+        size = 0
+        rows: list[Any] = [value if type(value) in _ROWS else (value,)]
+        while rows and size <= self._text_max:
+            row = rows.pop()
+            size += len(row)
+            for each in row if size <= self._text_max else ():
+                kind = _kind(each)
+                if kind in _NUMBERS:
+                    continue
+                if kind in _TEXTS:
+                    size += len(each)
+                elif kind in _COLLECTIONS:
+                    rows.append(each)
+                elif kind is dict:
+                    rows += (each, each.values())
+                elif kind is Decimal:
+                    size += sys.getsizeof(each) - _DECIMAL_SIZE
+                else:
+                    parts = self._parts_to_measure(each)
+                    size -= len(parts) - 1  # a field with its default may be left out
+                    rows.append(parts)
+        return size
+
+    def _parts_to_measure(self, value: Any) -> Sequence[Any]:
+        """Return what is written of a value of another class."""
+        try:
+            for kind in (*_COLLECTIONS, str, bytes, bytearray):
+                if isinstance(value, kind):
+                    return (kind(value),)
+            if isinstance(value, dict):
+                return (list(dict.keys(value)), list(dict.values(value)))
+            if isinstance(value, Enum):
+                return (value.value,)
+            if isinstance(value, PurePath):
+                return value.parts
+            if (names := field_names(value)) is not None:
+                return [getattr(value, name) for name in names]
+            return attributes_of(value) if self._own_types.reads(_kind(value)) else ()
+        except Exception:  # noqa: BLE001 - code of the author
+            return ()
 
     def _check_return(self, value: object, data: bytes, fits: Any, where: str) -> None:
         """Raise PayloadError for a value that would not come back equal."""
@@ -296,42 +344,6 @@ _WAY_OUT: Final = (
     "JSON holds no type names, so the members of a union must look different; annotate one class "
     "that holds either, or msgspec.Struct classes with tag=True, which may share a union"
 )
-
-
-def _text_size(value: Any) -> int:
-    """Return the length of all texts in the first 20,000 parts of a value."""
-    size, left = 0, _MEASURED_MAX
-    rows: list[Any] = [value if type(value) in _ROWS else (value,)]
-    while rows and left > 0:
-        row = rows.pop()
-        left -= len(row)
-        for each in islice(row, _MEASURED_IN_ROW_MAX):
-            kind = _kind(each)
-            if kind in _NUMBERS:
-                continue
-            if kind in _TEXTS:
-                size += len(each)
-            elif kind in _ROWS:
-                rows.append(each)
-            elif kind is dict:
-                rows.append(each.values())
-            else:
-                rows.append(_attributes(each))
-    return size
-
-
-def _attributes(value: Any) -> list[Any]:
-    try:
-        if isinstance(value, msgspec.Struct):
-            return list(msgspec.structs.astuple(value))
-        if isinstance(value, Enum):
-            return [value.value]
-        if isinstance(value, type):
-            return []  # its attributes are code, and lead to the whole program
-        attributes: dict[str, Any] = object.__getattribute__(value, "__dict__")
-        return list(attributes.values())
-    except Exception:  # noqa: BLE001 - it has none, or its class is unusual
-        return []
 
 
 def is_exact(annotation: Any) -> bool:

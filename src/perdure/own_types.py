@@ -162,6 +162,16 @@ def _is_foreign(cls: type) -> bool:
         return False
 
 
+def attributes_of(value: Any) -> list[Any]:
+    """Return the values of the attributes that an object has in its dict and its slots."""
+    found = list(getattr(value, "__dict__", {}).values())
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        names = (slots,) if isinstance(slots, str) else slots
+        found += [getattr(value, name) for name in names if hasattr(value, name)]
+    return found
+
+
 def is_equal(written: Any, read: Any) -> bool:
     """Return the result of ``==``; False if the code of the author raises."""
     try:

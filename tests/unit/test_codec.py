@@ -465,25 +465,63 @@ def test_a_lack_of_memory_is_no_fault_of_the_value():
         JSON.decode(msgspec.Raw(b'{"error":"MemoryError"}'), Raising)
 
 
-@pytest.mark.parametrize("shape", ["{}", "[{}]", "{{'a': ({},)}}", "Holder({})"])
-@pytest.mark.parametrize("text", ["'x'", "b'x'"])
-def test_a_giant_text_is_refused_before_it_is_encoded(shape, text):
+GIANTS = {
+    "text": "TEXT",
+    "bytes": "TEXT.encode()",
+    "member of a list": "[TEXT]",
+    "member of a tuple": "{'a': (TEXT,)}",
+    "behind many members": "[[1] * 30_000, [1] * 30_000, TEXT]",
+    "many numbers": "[1] * 30_000_000",
+    "many names": "{str(number): 0 for number in range(3_000_000)}",
+    "name": "{TEXT: 1}",
+    "set": "[{TEXT}]",
+    "frozenset": "frozenset([TEXT])",
+    "subclass of list": "MyList([TEXT])",
+    "subclass of dict": "MyDict(a=TEXT)",
+    "named tuple": "Pair(1, TEXT)",
+    "dataclass": "Holder(TEXT)",
+    "dataclass with slots": "[Slots(Slots(TEXT))]",
+    "attrs class": "Attrs(TEXT)",
+    "struct": "Record(TEXT)",
+    "enum": "Large.TEXT",
+    "path": "PurePath(TEXT)",
+    "decimal": "Decimal('1' * (50 * 2**20))",
+    "own type": "Own(TEXT)",
+}
+
+
+@pytest.mark.parametrize("shape", GIANTS)
+def test_a_giant_value_is_refused_before_it_is_encoded(shape):
     """Msgspec ends the process if it cannot get the memory: so it must not be asked."""
     program = textwrap.dedent(
         f"""
-        import dataclasses, resource
-        from perdure.codec import JSON
+        import collections, dataclasses, enum, resource
+        from decimal import Decimal
+        from pathlib import PurePath
+        import attrs, msgspec
+        from perdure import CodecType
+        from perdure.codec import Codec
         from perdure.errors import PayloadError
 
-        @dataclasses.dataclass
-        class Holder:
-            value: object
+        Holder = dataclasses.make_dataclass("Holder", ["value"])
+        Slots = dataclasses.make_dataclass("Slots", ["value"], slots=True)
+        Attrs = attrs.make_class("Attrs", ["value"])
+        Record = msgspec.defstruct("Record", ["value"])
+        Pair = collections.namedtuple("Pair", "first second")
+        class MyList(list): pass
+        class MyDict(dict): pass
+        class Own:
+            def __init__(self, value): self.value = value
 
-        value = {shape.format(f"{text} * (200 * 2**20)")}
+        TEXT = "x" * (150 * 2**20)
+        Large = enum.Enum("Large", [("TEXT", TEXT)])
+        own = CodecType(Own, stored_as=str, encode=lambda own: own.value, decode=Own)
+        codec = Codec(types=[own])
+        value = {GIANTS[shape]}
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, used + 2**26))
         try:
-            JSON.encode(value, "it")
+            codec.encode(value, "it")
         except PayloadError as error:
             print(error)
         """
@@ -492,6 +530,32 @@ def test_a_giant_text_is_refused_before_it_is_encoded(shape, text):
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.startswith("it has more than 1048576 characters or bytes; store it")
+
+
+class Sparse(msgspec.Struct, omit_defaults=True):
+    a: int = 0
+    b: int = 0
+    c: int = 0
+
+
+@pytest.mark.parametrize(
+    ("value", "type_"),
+    [
+        ([1] * 20, list[int]),
+        ([""] * 13, list[str]),
+        ([Sparse()] * 13, list[Sparse]),
+        ({"a": [], "b": {}, "c": None}, dict[str, Any]),
+        ([Named(Colour.RED)], list[Named]),
+        ([decimal.Decimal("1.5")] * 6, list[decimal.Decimal]),
+        ({1, 2, 3}, set[int]),
+        (PurePosixPath("a/b/c/d/e/f"), PurePosixPath),
+    ],
+)
+def test_a_value_is_refused_only_if_its_json_is_too_long(value, type_):
+    size = len(bytes(JSON.encode(value, fits=type_)))
+    Codec(payload_bytes_max=size).encode(value, fits=type_)
+    with pytest.raises(PayloadError):
+        Codec(payload_bytes_max=size - 1).encode(value, fits=type_)
 
 
 @pytest.mark.parametrize(
