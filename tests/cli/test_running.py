@@ -107,6 +107,12 @@ def test_several_worker_processes_are_one_command(sqlite_cli, start_process):
     assert sqlite_cli("workers", "-o", "ids").out == ""
 
 
+def test_several_worker_processes_need_a_store_that_they_share(sqlite_cli):
+    refused = sqlite_cli("worker", FLOWS, "--processes", "2", "--store", "memory:", code=2)
+
+    assert "a memory: store is gone with its process; name a file" in refused.err
+
+
 def test_worker_processes_that_cannot_start_end_the_command(sqlite_cli, start_process):
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]

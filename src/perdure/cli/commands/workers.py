@@ -18,7 +18,7 @@ import click
 
 from perdure.cli.command import command, duration_option, log_option, output_option
 from perdure.cli.render import Cell, Column, echo, glyph, note, print_records
-from perdure.cli.session import Session, current_settings
+from perdure.cli.session import Session, current_settings, refuse_memory
 from perdure.cli.settings import shown_store
 from perdure.client.formats import shown_duration
 from perdure.errors import UsageError
@@ -124,6 +124,7 @@ def worker(
     chosen, keep = _options(**options), settings.keep()
     start_logging(log_level, log_format)
     if processes > 1:
+        refuse_memory(settings.store())  # each process would have a store of its own
         sys.exit(Processes(processes, chosen).run())
     logger.info("serving %s; Ctrl-C or SIGTERM drains", shown_store(settings.store()))
 
