@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 from perdure import limits
 from perdure.arguments import (
@@ -20,9 +20,6 @@ from perdure.arguments import (
 from perdure.errors import InvalidValue, did_you_mean, shown
 from perdure.model import work
 from perdure.model.status import Status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Executor: TypeAlias = Literal["thread", "process"]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from perdure.conformance.factories import (
@@ -25,13 +23,10 @@ from perdure.conformance.factories import (
     timer,
     turn,
 )
-from perdure.conformance.harness import checks, outcomes
+from perdure.conformance.harness import Store, checks, outcomes
 from perdure.errors import LockLost
 from perdure.model.status import Status
 from perdure.providers.records import TimerIdentity, TurnCommit
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 
 async def renew_past_the_end(store: Store, lock_token: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from perdure.conformance.factories import (
@@ -24,7 +22,7 @@ from perdure.conformance.factories import (
     take_work,
     timer,
 )
-from perdure.conformance.harness import checks, outcomes
+from perdure.conformance.harness import Store, checks, outcomes
 from perdure.errors import DuplicateEvent, InvalidValue, LockLost
 from perdure.model.status import Status
 from perdure.providers.records import (
@@ -34,9 +32,6 @@ from perdure.providers.records import (
     TimerIdentity,
     TurnCommit,
 )
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 
 def everything(instance: str, *events: int) -> TurnCommit:

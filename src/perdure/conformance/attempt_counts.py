@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from perdure.conformance.factories import (
     LOCK_MS,
     activity,
@@ -15,10 +13,7 @@ from perdure.conformance.factories import (
     take,
     take_work,
 )
-from perdure.conformance.harness import checks
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
+from perdure.conformance.harness import Store, checks
 
 
 async def abandon(store: Store, *, ignore_attempt: bool = False) -> int:

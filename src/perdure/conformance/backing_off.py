@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from perdure.conformance.factories import (
@@ -17,13 +15,10 @@ from perdure.conformance.factories import (
     timer,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
 from perdure.errors import LockLost
 from perdure.providers.records import TurnCommit
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 
 @checks

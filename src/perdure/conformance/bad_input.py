@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ from perdure.conformance.factories import (
     take,
     take_work,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.key_value import put
 from perdure.errors import InvalidValue
 from perdure.limits import (
@@ -42,9 +42,6 @@ from perdure.providers.records import (
     TimerIdentity,
     TurnCommit,
 )
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 BAD_IDS: Final[dict[str, Any]] = {
     "empty": "",

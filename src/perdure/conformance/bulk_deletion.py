@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from perdure.client.formats import utc_time
@@ -17,14 +17,11 @@ from perdure.conformance.factories import (
     take,
     take_work,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
 from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
 from perdure.providers.records import InstanceQuery
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 
 async def ended(store: Store, *instances: str, parent: str | None = None) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from perdure.conformance.factories import (
     LOCK_MS,
     create,
@@ -17,10 +15,7 @@ from perdure.conformance.factories import (
 )
 from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
-from perdure.providers.records import ExecutionMetadata, OrchestrationFilter, VersionRange
-
-if TYPE_CHECKING:
-    from perdure.providers.records import Version
+from perdure.providers.records import ExecutionMetadata, OrchestrationFilter, Version, VersionRange
 
 
 def versions(*ranges: tuple[Version, Version]) -> OrchestrationFilter:

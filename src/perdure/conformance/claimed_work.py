@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from msgspec.structs import replace
 
@@ -30,10 +28,7 @@ from perdure.conformance.harness import Store, checks, outcomes
 from perdure.conformance.hot_path import keep, keeping
 from perdure.conformance.requires import requires
 from perdure.errors import DuplicateEvent, InvalidValue, LockLost
-from perdure.providers.records import Claim, TagFilter, TurnCommit
-
-if TYPE_CHECKING:
-    from perdure.providers.records import WorkerMessage
+from perdure.providers.records import Claim, TagFilter, TurnCommit, WorkerMessage
 
 CLAIM = "claim-1"
 

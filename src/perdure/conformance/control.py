@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -23,16 +23,13 @@ from perdure.conformance.factories import (
     take_work,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.key_value import put
 from perdure.conformance.requires import requires
 from perdure.errors import InstanceFinished, LockLost, NotFound
 from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
 from perdure.providers.records import ExecutionMetadata, TurnCommit
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 BLOCK: Final = Block(
     reason=BlockReason.NONDETERMINISM,

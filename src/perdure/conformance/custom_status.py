@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from perdure.conformance.factories import create, enqueue, event, next_execution, raised, take, turn
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
 from perdure.errors import LockLost
 from perdure.limits import CUSTOM_STATUS_BYTES_MAX
 from perdure.providers.records import CustomStatusChange, TurnCommit
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 CLEAR: Final = CustomStatusChange(value=None)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,14 +27,11 @@ from perdure.conformance.factories import (
     timer,
     turn,
 )
-from perdure.conformance.harness import checks, outcomes
+from perdure.conformance.harness import ProviderFactory, Store, checks, outcomes
 from perdure.conformance.key_value import put, values
 from perdure.conformance.requires import requires, requires_absent
 from perdure.errors import DuplicateEvent, InvalidValue, LockLost, StoreClosed, StoreRefused
 from perdure.providers.records import CustomStatusChange, TurnCommit
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import ProviderFactory, Store
 
 
 @checks

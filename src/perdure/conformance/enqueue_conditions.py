@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -27,10 +26,7 @@ from perdure.conformance.factories import (
 from perdure.conformance.harness import Store, checks
 from perdure.errors import InstanceFinished, InvalidValue, LockLost, NotARoot, NotFound
 from perdure.model.status import Status
-from perdure.providers.records import EnqueueCondition, KvSet, TurnCommit
-
-if TYPE_CHECKING:
-    from perdure.providers.records import OrchestratorMessage
+from perdure.providers.records import EnqueueCondition, KvSet, OrchestratorMessage, TurnCommit
 
 ENDS = (Status.COMPLETED, Status.FAILED, Status.CANCELLED, Status.TERMINATED)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from perdure.conformance.factories import (
@@ -18,12 +16,9 @@ from perdure.conformance.factories import (
     started,
     take,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.errors import DuplicateEvent, InvalidValue, LockLost, NotSupported, StoreClosed
 from perdure.providers.records import TurnCommit
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 
 @checks

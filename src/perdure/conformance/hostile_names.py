@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from perdure.conformance.factories import (
     activity,
@@ -15,14 +15,11 @@ from perdure.conformance.factories import (
     take,
     take_work,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.key_value import put, values
 from perdure.conformance.requires import requires
 from perdure.conformance.sessions import worker
 from perdure.providers.records import TagFilter
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 NAMES: Final = (
     "..",

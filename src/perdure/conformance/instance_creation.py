@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from perdure.conformance.factories import (
@@ -18,12 +16,9 @@ from perdure.conformance.factories import (
     take,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.model.status import Status
 from perdure.providers.records import EnqueueCondition, ExecutionMetadata, TurnCommit
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 
 @checks

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from perdure.conformance.factories import (
@@ -21,10 +19,7 @@ from perdure.conformance.factories import (
 )
 from perdure.conformance.harness import Store, checks, outcomes
 from perdure.errors import LockLost
-from perdure.providers.records import ExecutionMetadata, TurnCommit
-
-if TYPE_CHECKING:
-    from perdure.providers.records import FetchedOrchestration
+from perdure.providers.records import ExecutionMetadata, FetchedOrchestration, TurnCommit
 
 FIRST_TURN = ExecutionMetadata(name="TestOrch", version="1.0.0")
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from perdure.conformance.factories import create, finish, next_execution, turn
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
 from perdure.limits import KV_VALUE_BYTES_MAX
 from perdure.providers.records import KvClear, KvClearAll, KvEntry, KvSet, PruneOptions
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 
 def put(key: str, value: str, at_ms: int = 1) -> KvSet:

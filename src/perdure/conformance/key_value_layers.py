@@ -6,8 +6,6 @@ wrote: replaying the code makes those writes again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from perdure.conformance.factories import (
@@ -19,13 +17,10 @@ from perdure.conformance.factories import (
     take,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.key_value import CLEAR_ALL, clear, put, values
 from perdure.model.status import Status
 from perdure.providers.records import ExecutionMetadata
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 
 async def snapshot(store: Store, instance: str) -> dict[str, str]:

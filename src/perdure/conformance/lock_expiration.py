@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,13 +22,10 @@ from perdure.conformance.factories import (
     take,
     take_work,
 )
-from perdure.conformance.harness import UNTIL_SECONDS_MAX, checks, outcomes
+from perdure.conformance.harness import UNTIL_SECONDS_MAX, Store, checks, outcomes
 from perdure.conformance.requires import requires
 from perdure.errors import LockLost
 from perdure.providers.records import SessionFetch, TurnCommit
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 FIRST_TURN = TurnCommit(execution_id=1, history_delta=(started("a"),))
 

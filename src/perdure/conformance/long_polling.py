@@ -7,7 +7,7 @@ which a fetch could wrongly return.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from perdure.conformance.factories import (
     activity,
@@ -23,12 +23,9 @@ from perdure.conformance.factories import (
     take,
     take_work,
 )
-from perdure.conformance.harness import UNTIL_SECONDS_MAX, checks
+from perdure.conformance.harness import UNTIL_SECONDS_MAX, Store, checks
 from perdure.conformance.requires import requires, requires_absent
 from perdure.providers.records import TagFilter, TurnCommit
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 TOLERANCE_MS: Final = 200
 THRESHOLD_MS: Final = 100

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from perdure.client.formats import utc_time
@@ -21,14 +19,11 @@ from perdure.conformance.factories import (
     take_work,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
 from perdure.errors import InvalidValue, NotFound
 from perdure.model.status import Status
 from perdure.providers.records import CustomStatusChange, InstanceQuery, WorkerInfo
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 
 async def listed(store: Store, query: InstanceQuery | None = None) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from perdure.conformance.factories import (
     activity,
     bodies,
@@ -20,7 +18,7 @@ from perdure.conformance.factories import (
     take_work,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.model.status import Status
 from perdure.providers.records import (
     ExecutionMetadata,
@@ -30,9 +28,6 @@ from perdure.providers.records import (
     KvSet,
     TurnCommit,
 )
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 
 @checks

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from perdure.client.formats import utc_time
@@ -18,7 +16,7 @@ from perdure.conformance.factories import (
     take,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
 from perdure.errors import NotFound
 from perdure.model.status import Status
@@ -29,9 +27,6 @@ from perdure.providers.records import (
     PruneOptions,
     TurnCommit,
 )
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 
 async def with_executions(store: Store, instance: str, count: int) -> None:

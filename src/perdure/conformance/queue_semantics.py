@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 from msgspec import structs
@@ -27,15 +27,11 @@ from perdure.conformance.factories import (
     timer,
     turn,
 )
-from perdure.conformance.harness import UNTIL_SECONDS_MAX, checks
+from perdure.conformance.harness import UNTIL_SECONDS_MAX, Store, checks
 from perdure.conformance.requires import requires
 from perdure.errors import InvalidValue, LockLost
 from perdure.limits import ORPHAN_GRACE_MS
 from perdure.providers.records import SessionFetch
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
-
 
 LARGE: Final = 100_000
 """Characters of a text that a store may read apart from the others."""

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from perdure.conformance.factories import completion, create, fetch_work, take, take_work
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.sessions import LEASE_MS, drained, enqueue_sessions, worker
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 
 @checks

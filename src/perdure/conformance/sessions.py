@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from perdure.conformance.factories import (
     activity,
@@ -12,12 +12,9 @@ from perdure.conformance.factories import (
     fetch_work,
     take_work,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
 from perdure.providers.records import SessionFetch, TagFilter
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 LEASE_MS: Final = 10_000
 

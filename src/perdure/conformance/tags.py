@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from perdure.conformance.factories import (
     activity,
     create,
@@ -11,11 +9,8 @@ from perdure.conformance.factories import (
     fetch_work,
     take_work,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.providers.records import TagFilter
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 
 async def enqueue_tagged(store: Store, *tags: str | None) -> None:

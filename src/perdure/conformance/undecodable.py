@@ -5,7 +5,7 @@ A provider never looks into a payload, so it has nothing to fail on and nothing 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -24,14 +24,11 @@ from perdure.conformance.factories import (
     take_work,
     turn,
 )
-from perdure.conformance.harness import checks
+from perdure.conformance.harness import Store, checks
 from perdure.conformance.requires import requires
 from perdure.errors import CorruptData
 from perdure.model import wire
 from perdure.providers.records import HistoryRecord, OrchestratorMessage, TurnCommit, WorkerMessage
-
-if TYPE_CHECKING:
-    from perdure.conformance.harness import Store
 
 GARBAGE: Final = (
     "",

@@ -6,8 +6,6 @@ be read (``history_error``), or they come back as they are and decoding them say
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from perdure.conformance.capability_filtering import ONE, TWO, pinned
@@ -27,10 +25,7 @@ from perdure.errors import CorruptData
 from perdure.model import wire
 from perdure.model.failures import Block, BlockReason
 from perdure.model.status import Status
-from perdure.providers.records import ExecutionMetadata, TurnCommit
-
-if TYPE_CHECKING:
-    from perdure.providers.records import FetchedOrchestration
+from perdure.providers.records import ExecutionMetadata, FetchedOrchestration, TurnCommit
 
 
 def assert_damage_shows(fetched: FetchedOrchestration) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import zlib
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -24,14 +24,11 @@ from perdure.authoring.api import (
 )
 from perdure.authoring.communication import cancel_instance, instance, send_message_to
 from perdure.authoring.context import require_recorder
-from perdure.authoring.definitions import orchestration
+from perdure.authoring.definitions import Orchestration, orchestration
 from perdure.errors import NotFound, OrchestrationCancelled, RemoteFailure
 from perdure.model.status import Status
 from perdure.schedules.slots import latest_slots, next_slot, slot_name
 from perdure.schedules.spec import SCHEDULE, Command, Run, ScheduleState, Spec, Wanted
-
-if TYPE_CHECKING:
-    from perdure.authoring.definitions import Orchestration
 
 ROUNDS_MAX: Final = 25
 """Rounds of one execution: its history is short, so that a replay takes milliseconds."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, TypedDict, cast, get_args
 
 import msgspec
 
 from perdure.arguments import Duration, check_number, to_seconds
 from perdure.authoring.definitions import Orchestration, parse_version
-from perdure.codec import JSON
+from perdure.codec import JSON, Codec
 from perdure.errors import InvalidValue, shown
 from perdure.limits import ID_CHARACTERS_MAX, check_id
 from perdure.schedules.slots import check_slots
-
-if TYPE_CHECKING:
-    from perdure.codec import Codec
 
 Overlap: TypeAlias = Literal["skip", "queue_one", "queue_all", "cancel", "allow"]
 CatchUp: TypeAlias = Literal["none", "latest", "all"]

@@ -5,17 +5,14 @@ from __future__ import annotations
 import ipaddress
 import logging
 import webbrowser
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from perdure.cli.command import command, module_option
 from perdure.cli.render import Cell, echo, note
-from perdure.cli.session import current_settings, run
+from perdure.cli.session import Session, current_settings, run
 from perdure.errors import UsageError
-
-if TYPE_CHECKING:
-    from perdure.cli.session import Session
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 

@@ -40,8 +40,8 @@ from perdure.providers.directory.histories import (
     compress,
     encode_lines,
 )
-from perdure.providers.directory.journal import Changes
-from perdure.providers.directory.root import FileBatch
+from perdure.providers.directory.journal import Changes, Execution, RowKey
+from perdure.providers.directory.root import FileBatch, Root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
     from perdure.providers.directory.documents import Table
     from perdure.providers.directory.histories import EventRow
-    from perdure.providers.directory.journal import Execution, RowKey
-    from perdure.providers.directory.root import Root
 
 _Key = TypeVar("_Key")
 _encode: Final = msgspec.json.Encoder().encode

@@ -9,13 +9,9 @@ import ctypes
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING
 
 from perdure.providers import local_files
-from perdure.providers.local_files import DIRECTORY_MODE, FILE_MODE, PLAIN_FILE, place
-
-if TYPE_CHECKING:
-    from perdure.providers.local_files import Directory
+from perdure.providers.local_files import DIRECTORY_MODE, FILE_MODE, PLAIN_FILE, Directory, place
 
 
 def _load_syncfs() -> ctypes._NamedFuncPointer | None:

@@ -23,16 +23,14 @@ import msgspec
 
 from perdure.errors import CorruptData, StoreClosed
 from perdure.providers.directory import layout
-from perdure.providers.directory.documents import TABLES
-from perdure.providers.directory.root import SyncFailed, refusal
+from perdure.providers.directory.documents import TABLES, Table
+from perdure.providers.directory.root import Root, SyncFailed, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from perdure.providers.directory.checkpoint import Files
-    from perdure.providers.directory.documents import Table
     from perdure.providers.directory.histories import Histories
-    from perdure.providers.directory.root import Root
 
 _HEADER_BYTES: Final = 18  # "cccccccc llllllll "
 _BLANK: Final = b" "

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from perdure.errors import CorruptData, StoreRefused
 from perdure.model.wire import FORMAT_VERSION
 from perdure.providers.directory import layout
-from perdure.providers.directory.checkpoint import LISTS, QUEUES, entry_path
+from perdure.providers.directory.checkpoint import LISTS, QUEUES, Files, entry_path
 from perdure.providers.directory.documents import (
     LAYOUT_VERSION,
     Damaged,
@@ -30,14 +30,12 @@ from perdure.providers.directory.documents import (
     unseal,
 )
 from perdure.providers.directory.histories import IN_FILE, HistoryFile
-from perdure.providers.directory.journal import read_records
+from perdure.providers.directory.journal import Execution, Record, read_records
 from perdure.providers.directory.old_layout import OldStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from perdure.providers.directory.checkpoint import Files
-    from perdure.providers.directory.journal import Execution, Record
     from perdure.providers.directory.root import Root
 
 _DAMAGE = (Damaged, OSError, ValueError)

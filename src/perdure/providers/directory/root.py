@@ -20,19 +20,17 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from perdure.errors import StoreClosed, StoreFull, StoreRefused, StoreUnavailable
+from perdure.errors import ProviderError, StoreClosed, StoreFull, StoreRefused, StoreUnavailable
 from perdure.processes import after_fork_in_child
 from perdure.providers import local_files
 from perdure.providers.directory import layout
 from perdure.providers.directory.documents import Time, time_text
-from perdure.providers.local_files import DIRECTORY_MODE
+from perdure.providers.local_files import DIRECTORY_MODE, Directory
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
-    from perdure.errors import ProviderError
     from perdure.providers.directory.fileops import FileOps
-    from perdure.providers.local_files import Directory
 
 _SMALL_FILE_BYTES = 1 << 13
 _READ_BYTES = 1 << 20

@@ -36,14 +36,13 @@ from perdure.providers.sqlite.admin import EngineAdmin
 from perdure.providers.sqlite.database import Database, System
 from perdure.providers.sqlite.provider import VERSION, EngineProvider
 from perdure.providers.sqlite.store import Store
-from perdure.providers.sqlite.transaction import Transaction, Verb
+from perdure.providers.sqlite.transaction import Snapshot, Transaction, Verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
     from perdure.clock import Clock
-    from perdure.providers.sqlite.transaction import Snapshot
 
 _log = get_logger("perdure.directory")
 

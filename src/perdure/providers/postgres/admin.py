@@ -22,11 +22,16 @@ from perdure.providers.records import (
     ActivityDepth,
     DeadLetter,
     DeleteResult,
+    ExecutionInfo,
     FetchedOrchestration,
+    HistoryRecord,
+    InstanceInfo,
+    InstanceQuery,
     InstanceSnapshot,
     InstanceTree,
     OrchestrationItem,
     OrchestratorMessage,
+    PruneOptions,
     PruneResult,
     QueueDepth,
     QueueDepths,
@@ -43,13 +48,6 @@ if TYPE_CHECKING:
     from perdure.providers.postgres.fetching import TokenCache
     from perdure.providers.postgres.hosts import Row
     from perdure.providers.postgres.store import PostgresStore
-    from perdure.providers.records import (
-        ExecutionInfo,
-        HistoryRecord,
-        InstanceInfo,
-        InstanceQuery,
-        PruneOptions,
-    )
 
 _PAGE_ROWS: Final = 500
 _NO_DEPTH: Final = QueueDepth(visible=0, delayed=0, locked=0, oldest_visible_age_ms=None)

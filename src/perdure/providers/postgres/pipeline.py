@@ -29,13 +29,12 @@ from perdure.providers.postgres.faults import (
     repeat,
     violated,
 )
-from perdure.providers.postgres.statements import ENQUEUE_MESSAGES
+from perdure.providers.postgres.statements import ENQUEUE_MESSAGES, Statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from perdure.providers.postgres.pool import ConnectionPool
-    from perdure.providers.postgres.statements import Statements
 
 Refusal: TypeAlias = tuple[str, str | None]
 """A code, and the token, instance or status that it is about."""

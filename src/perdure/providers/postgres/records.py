@@ -20,24 +20,22 @@ from perdure.providers.records import (
     FetchedWork,
     HistoryRecord,
     InstanceInfo,
+    KvChange,
     KvClear,
     KvClearAll,
     KvEntry,
     KvSet,
+    OrchestrationFilter,
     OrchestrationItem,
+    TagFilter,
     TagMode,
+    TurnCommit,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from perdure.providers.postgres.hosts import Row
-    from perdure.providers.records import (
-        KvChange,
-        OrchestrationFilter,
-        TagFilter,
-        TurnCommit,
-    )
 
 # The steps of apply_turns that a turn needs.
 COMPLETES_WORK: Final = 1

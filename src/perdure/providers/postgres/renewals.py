@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from perdure.errors import StoreClosed
 from perdure.logs import get_logger
-from perdure.providers.postgres.calling import RawConnection, cut
+from perdure.providers.postgres.calling import Parameters, RawConnection, cut
 from perdure.providers.postgres.faults import is_unusable_after, repeat
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from perdure.providers.postgres.calling import Parameters
     from perdure.providers.postgres.hosts import Hosts, Row, ServerConnection
 
 log = get_logger(__name__)

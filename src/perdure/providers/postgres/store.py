@@ -23,11 +23,11 @@ from perdure.providers.postgres import statements
 from perdure.providers.postgres.address import address_of
 from perdure.providers.postgres.clock import ServerClock
 from perdure.providers.postgres.faults import Backoff, asks_for_patience, may_change, refusal
-from perdure.providers.postgres.hosts import Fence, Hosts
+from perdure.providers.postgres.hosts import Fence, Hosts, Row, ServerConnection
 from perdure.providers.postgres.listener import BUCKETS, Channels, Listener, Notifier, bucket_of
 from perdure.providers.postgres.neighbours import Neighbours
 from perdure.providers.postgres.opening import migrate, pending, prepare_store, read_files
-from perdure.providers.postgres.pipeline import CommitPipeline
+from perdure.providers.postgres.pipeline import Answer, CommitPipeline
 from perdure.providers.postgres.pool import ConnectionPool
 from perdure.providers.postgres.renewals import Renewals
 from perdure.providers.waiting import ChangeHub
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from perdure.providers.migrate import Migration
     from perdure.providers.postgres.calling import Parameters
     from perdure.providers.postgres.fetching import FetchCoalescer
-    from perdure.providers.postgres.hosts import Row, ServerConnection
-    from perdure.providers.postgres.pipeline import Answer
 
 _Result = TypeVar("_Result")
 

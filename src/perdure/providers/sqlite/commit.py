@@ -38,7 +38,7 @@ from perdure.providers.sqlite.instances import (
     instance_after,
 )
 from perdure.providers.sqlite.readiness import Released
-from perdure.providers.sqlite.statements import HeldLock
+from perdure.providers.sqlite.statements import Existence, HeldLock
 from perdure.providers.sqlite.transaction import (
     ForKeys,
     ManyRows,
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
         WorkerMessage,
     )
     from perdure.providers.sqlite.instances import EventRow
-    from perdure.providers.sqlite.statements import Existence
     from perdure.providers.sqlite.transaction import Transaction
 
 _Key = TypeVar("_Key")

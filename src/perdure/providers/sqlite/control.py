@@ -23,14 +23,13 @@ from perdure.providers.sqlite import (
     turns,
 )
 from perdure.providers.sqlite.connection import enforce_moved_mark, moved_to
-from perdure.providers.sqlite.transaction import Verb, as_list
+from perdure.providers.sqlite.transaction import Snapshot, Transaction, Verb, as_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perdure.providers.records import FetchedOrchestration, PruneOptions, WorkerInfo
     from perdure.providers.sqlite.database import Database
-    from perdure.providers.sqlite.transaction import Snapshot, Transaction
 
 _EXECUTIONS: Final = """
 SELECT execution_id, status, completed_at FROM executions WHERE instance_key = ?

@@ -22,26 +22,23 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import apsw
 
-from perdure.clock import SystemClock
+from perdure.clock import Clock, SystemClock
 from perdure.errors import PerdureError, StoreBusy, StoreClosed, StoreFull
 from perdure.logs import get_logger
 from perdure.providers import rules
 from perdure.providers.sqlite import connection as connections
 from perdure.providers.sqlite import guards, readiness
-from perdure.providers.sqlite.connection import BusyHandler
+from perdure.providers.sqlite.connection import BusyHandler, Durability, RestrictedConnection
 from perdure.providers.sqlite.control import ClockFollower
 from perdure.providers.sqlite.guards import FileIdentity
 from perdure.providers.sqlite.peers import NoPeers, Peers
-from perdure.providers.sqlite.transaction import Transaction
+from perdure.providers.sqlite.transaction import CommitHook, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from perdure.clock import Clock
     from perdure.providers.migrate import Migration
-    from perdure.providers.sqlite.connection import Durability, RestrictedConnection
-    from perdure.providers.sqlite.transaction import CommitHook
     from perdure.providers.sqlite.writer import CommitResult
 
 _log = get_logger("perdure.sqlite")

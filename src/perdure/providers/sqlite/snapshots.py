@@ -8,7 +8,7 @@ import msgspec
 
 from perdure.model.status import Status
 from perdure.providers import rules
-from perdure.providers.records import ExecutionSnapshot, InstanceSnapshot
+from perdure.providers.records import ExecutionSnapshot, InstanceSnapshot, QueuedWork
 from perdure.providers.sqlite import (
     instances,
     listing,
@@ -26,7 +26,6 @@ from perdure.providers.sqlite.instances import (
 )
 
 if TYPE_CHECKING:
-    from perdure.providers.records import QueuedWork
     from perdure.providers.sqlite.transaction import Snapshot, Transaction
 
 _INSTANCE: Final = f"""

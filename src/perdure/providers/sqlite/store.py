@@ -39,7 +39,7 @@ from perdure.providers.sqlite.writer import (
     Writer,
     unknown_outcome,
 )
-from perdure.providers.waiting import ChangeHub, Signal, Watch
+from perdure.providers.waiting import ChangeHub, Poll, Signal, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from perdure.clock import Clock
     from perdure.providers.sqlite.database import Database
     from perdure.providers.sqlite.transaction import Verb
-    from perdure.providers.waiting import Poll
 
 _log = get_logger("perdure.sqlite")
 
