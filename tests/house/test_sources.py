@@ -30,6 +30,9 @@ LINES_MAX = 650
 DEFERRED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 VAGUE = re.compile(r"\b(nobody|whoever|somebody|whatever)\b", re.IGNORECASE)
 QUESTION = re.compile(r"(What|Who|Whether|Where|How)\b")
+NAME = re.compile(r"`([A-Za-z_]\w*(?:[./]\w+)*(?:\(\))?)`")
+FROM_ELSEWHERE = {"fallocate", "SIGSTOP", "note_ms", "md"}
+"""Names on the pages about the code that are not of this code."""
 
 SAME_NAME = {
     "__init__": "each package has one",
@@ -96,6 +99,20 @@ def test_a_page_names_its_subjects():
     }
 
     assert vague == set()
+
+
+def test_the_pages_about_the_code_name_what_is_there():
+    known = set(re.findall(r"\w+", "\n".join(path.read_text() for path in TEXTS)))
+    known.update(FROM_ELSEWHERE, (path.stem for path in (*TEXTS, *PROGRAMS)))
+    unknown = {
+        (page.name, name)
+        for page in (ROOT / "docs" / "internals").glob("*.md")
+        for text in NAME.findall(page.read_text())
+        for name in re.findall(r"[A-Za-z_]\w+", text)
+        if name not in known
+    }
+
+    assert unknown == set()
 
 
 def test_a_docstring_says_what_happens_and_asks_no_question():
