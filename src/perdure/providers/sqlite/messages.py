@@ -1,4 +1,4 @@
-"""The orchestrator queue: adding messages, under a condition if the caller gives one."""
+"""The orchestrator queue: adding messages under a condition."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def enqueue(
     tx: Transaction,
     message: OrchestratorMessage,
     delay_ms: int | None,
-    condition: EnqueueCondition | None,
+    condition: EnqueueCondition,
     mail_max: int,
     mail_bytes_max: int,
 ) -> bool:
@@ -33,7 +33,7 @@ def enqueue(
 
     Errors: NotFound, InstanceFinished, NotARoot, by condition; QueueFull.
     """
-    if condition is not None and not _is_met(tx, message.instance_id, condition):
+    if not _is_met(tx, message.instance_id, condition):
         return False
     if rules.is_mail(message.kind):
         _enqueue_mail(tx, (message,), delay_ms, mail_max, mail_bytes_max)
@@ -46,7 +46,7 @@ def enqueue_many(
     tx: Transaction,
     messages: Sequence[OrchestratorMessage],
     delay_ms: int | None,
-    condition: EnqueueCondition | None,
+    condition: EnqueueCondition,
     mail_max: int,
     mail_bytes_max: int,
 ) -> list[bool]:
@@ -133,7 +133,7 @@ def _enqueue_new(
 
 def enqueue_each(
     tx: Transaction,
-    calls: Sequence[tuple[OrchestratorMessage, int | None, EnqueueCondition | None, int, int]],
+    calls: Sequence[tuple[OrchestratorMessage, int | None, EnqueueCondition, int, int]],
 ) -> list[bool]:
     """Run calls of ``enqueue`` for starts of instances that must be new, up to the first other."""
     starts = [
