@@ -17,6 +17,7 @@ from campaigns.postgres_stops import stop_server
 from patience import HANG_SECONDS
 from perdure import Client, Runtime, orchestration
 from perdure.conformance.factories import (
+    LOCK_MS,
     NAME,
     VERSION,
     activity,
@@ -486,6 +487,29 @@ def test_an_unreadable_row_fails_its_own_look_and_no_other(schema: str) -> None:
 
             assert isinstance(damaged, CorruptData)
             assert isinstance(sound, InstanceInfo)
+
+    asyncio.run(check())
+
+
+def test_a_damaged_body_is_handed_out_as_no_json_and_keeps_no_other_back(schema: str) -> None:
+    async def check() -> None:
+        async with PostgresProvider(shared_server().dsn, schema=schema, listen=False) as provider:
+            await provider.enqueue_many_for_orchestrator([start("damaged"), start("sound")])
+            for instance in ("damaged", "sound"):
+                await provider.enqueue_for_worker(activity(instance, 1))
+            spoil_text(schema, "orchestrator_queue", "body", "damaged")
+            spoil_text(schema, "worker_queue", "body", "damaged")
+
+            turns = await asyncio.gather(
+                *[provider.fetch_orchestration_item(LOCK_MS, 0) for _ in range(2)]
+            )
+            items = await provider.fetch_work_items(2, LOCK_MS, 0)
+
+            bodies = {each.item.instance_id: each.item.messages[0].body for each in turns if each}
+            assert bodies["damaged"].startswith("not UTF-8: ")
+            assert bodies["sound"] == start("sound").body
+            assert [item.identity.instance_id for item in items] == ["damaged", "sound"]
+            assert items[0].body.startswith("not UTF-8: ")
 
     asyncio.run(check())
 

@@ -13,12 +13,13 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
-from psycopg.adapt import Transformer
-from psycopg.pq import ExecStatus
+from psycopg.adapt import Loader, Transformer
+from psycopg.pq import ExecStatus, Format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
+    from psycopg.abc import AdaptContext, Buffer
     from psycopg.errors import Diagnostic
     from psycopg.pq.abc import PGresult
 
@@ -101,14 +102,28 @@ class RawConnection:
         )
 
     async def call_for_rows(
-        self, statement: bytes, parameters: Parameters, *, prepare: bool, seconds: float
+        self,
+        statement: bytes,
+        parameters: Parameters,
+        *,
+        prepare: bool,
+        seconds: float,
+        escapes: bool = False,
     ) -> list[tuple[Any, ...]]:
-        """Call with parameters of any type, and return any number of rows."""
+        """Call with parameters of any type, and return any number of rows.
+
+        With ``escapes``, damaged texts come as texts that are no JSON. Else UnicodeDecodeError.
+        """
         values = [text_of(each) for each in parameters]
         result = await self._call(statement, values, prepare=prepare, seconds=seconds, binary=True)
-        transformer = Transformer(self._connection)
-        transformer.set_pgresult(result)
-        return transformer.load_rows(0, result.ntuples, tuple)
+        try:
+            return _rows_of(result, self._connection)
+        except UnicodeDecodeError:
+            if not escapes:
+                raise
+        context = self._connection.cursor()
+        context.adapters.register_loader("text", _EscapingLoader)
+        return _rows_of(result, context)
 
     async def _call(
         self,
@@ -267,6 +282,25 @@ class RawConnection:
         self.stop()
         if answered is not None:
             answered(None, error)
+
+
+class _EscapingLoader(Loader):
+    """Reads texts. One whose bytes are no UTF-8 becomes a text that is no JSON."""
+
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> str:
+        raw = bytes(data)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return f"not UTF-8: {raw.decode(errors='backslashreplace')}"
+
+
+def _rows_of(result: PGresult, context: AdaptContext) -> list[tuple[Any, ...]]:
+    transformer = Transformer(context)
+    transformer.set_pgresult(result)
+    return transformer.load_rows(0, result.ntuples, tuple)
 
 
 def value_of(result: PGresult) -> bytes:

@@ -338,14 +338,7 @@ class _Fetcher(Generic[_WantT, _ItemT]):
     async def _fetch(self, want: _WantT, number: int) -> FetchResult[_ItemT]:
         raise NotImplementedError
 
-    async def _send(
-        self, want: _WantT, number: int, *arguments: Any, repeats_unreadable: bool = False
-    ) -> list[Row]:
-        """Return the rows of a fetch. Errors: CorruptData for an answer that cannot be read.
-
-        Then the items are locked. With ``repeats_unreadable`` the next fetch that wants the same
-        asks for them again, else their locks expire.
-        """
+    async def _send(self, want: _WantT, number: int, *arguments: Any) -> list[Row]:
         tokens = self._unanswered.pop(want, None)
         was_sent = tokens is not None
         tokens = tokens or [self._store.new_lock_token() for _ in range(number)]
@@ -356,11 +349,10 @@ class _Fetcher(Generic[_WantT, _ItemT]):
                 self._store.statements(self._template),
                 lambda again: (tokens, again, *arguments),
                 was_sent=was_sent,
+                # The items are locked already. One that is damaged is handed out, and blocks its
+                # instance; the others run.
+                escapes=True,
             )
-        except CorruptData:
-            if repeats_unreadable:
-                self._unanswered[want] = tokens
-            raise
         except ProviderError as error:
             if was_sent or error.retryable:
                 self._unanswered[want] = tokens
@@ -395,11 +387,11 @@ class TurnFetcher(_Fetcher[TurnWant, "FetchedOrchestration"]):
             self._orphan_grace_ms,
         )
         try:
-            found = await self._send(want, number, *arguments, True, repeats_unreadable=True)
+            found = await self._send(want, number, *arguments, True)
             fetched = [records.fetched_turn(row) for row in found if row[0] is not None]
         except CorruptData:
-            # One history cannot be read. Ask for the same turns again without their histories, and
-            # read each of these by itself, so that the other turns run.
+            # The server cannot read one history, and has locked nothing. Read each by itself, so
+            # that the other turns run.
             found = await self._send(want, number, *arguments, False)
             fetched = [await self._with_history(row) for row in found if row[0] is not None]
         for each in fetched:

@@ -138,6 +138,7 @@ class ConnectionPool:
         retry_seconds: float | None = None,
         writes: bool = False,
         was_sent: bool = False,
+        escapes: bool = False,
     ) -> list[Row]:
         """Return the rows of a statement that may be repeated, and is while that can help.
 
@@ -145,6 +146,7 @@ class ConnectionPool:
         it has been sent before. ``seconds``: how long an answer may take. ``retry_seconds``: 0
         means to try once. ``writes``: the first try may have written all that there is to write,
         and not have waited for synchronous standbys to the end. The repeat waits for them.
+        ``escapes``: as in ``RawConnection.call_for_rows``.
         """
         limit = self._address.answer_seconds if seconds is None else seconds
 
@@ -157,6 +159,7 @@ class ConnectionPool:
                     parameters(again) if callable(parameters) else parameters,
                     prepare=self._is_worth_preparing(pooled, statement),
                     seconds=limit,
+                    escapes=escapes,
                 )
 
             return await self._on_connection(operation, statement, ask)
