@@ -9,7 +9,7 @@ import pytest
 from cli import flows
 from cli.conftest import FLOWS
 from integration.conditions import reached
-from perdure import Runtime, RuntimeOptions, Status, activity
+from perdure import Runtime, RuntimeOptions, Status, activity, orchestration
 from perdure.limits import HISTORY_EVENTS_WARN
 from perdure.model import events, wire
 from perdure.providers.records import HistoryRecord
@@ -73,6 +73,27 @@ def test_show_of_data_that_does_not_fit_says_what_to_do(sqlite_cli):
     assert "Expected `str`, got `int`" in shown
     assert "let the annotation or the type in the code fit it, and deploy" in shown
     assert "ended, not taken up yet" in shown
+
+
+@orchestration
+async def count_names(names: list[str]) -> int:
+    return len(names)
+
+
+def test_show_of_a_start_with_wrong_arguments_says_how_to_start_it_again(sqlite_cli):
+    async def run_until(status):
+        async with Runtime(sqlite_cli.store, [count_names]) as runtime:
+            await reached(runtime, "c-1", status)
+
+    sqlite_cli("start", "count_names", "--id", "c-1", "--input", '["ann"]')
+    sqlite_cli.call(lambda _: run_until(Status.BLOCKED))
+    shown = sqlite_cli("show", "c-1").out
+
+    assert "perdure start count_names --id c-1 --if-exists replace --input JSON" in shown
+
+    again = ("--if-exists", "replace", "--input", '[["ann"]]')
+    sqlite_cli("start", "count_names", "--id", "c-1", *again)
+    sqlite_cli.call(lambda _: run_until(Status.COMPLETED))
 
 
 def test_show_of_a_retried_activity_names_attempt_and_error(cli):

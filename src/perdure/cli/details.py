@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from itertools import groupby
 from statistics import median
@@ -197,6 +198,16 @@ def _print_trouble(details: InstanceDetails) -> None:
         if block.reason in _ADVICE:
             echo("")
             echo_wrapped(Cell(_ADVICE[block.reason], "dim"))
+        if block.message.startswith("arguments (") and not details.last.event_count:
+            again = ["perdure", "start", details.info.name, "--id", details.info.instance_id]
+            echo_wrapped(
+                Cell(
+                    f"To start it with other arguments: {shlex.join(again)} --if-exists replace "
+                    "--input JSON. An array is the list of all arguments: a single argument that "
+                    'is a list is written [["a", "b"]].',
+                    "dim",
+                )
+            )
     elif failure is not None and failure.traceback:
         _print_block(own_frames(failure.traceback))
 

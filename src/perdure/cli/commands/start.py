@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     "--input",
     "input_text",
     metavar="JSON",
-    help="Arguments as a JSON array, or the one value of a one-parameter orchestration; @file, "
-    "or - for standard input.",
+    help="All arguments as a JSON array. A single argument that is no array needs none around it. "
+    "@file, or - for standard input.",
 )
 @click.option("--version", metavar="V", help="Version of the orchestration. Default: the latest.")
 @duration_option("--in", "delay_ms", "Start later: 30s, 5m, 2h.")
