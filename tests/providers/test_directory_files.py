@@ -96,6 +96,7 @@ def test_a_closed_store_can_be_read_with_a_pager(tmp_path: Path) -> None:
     assert [path.name for path in (root / layout.WORKER_QUEUE).iterdir()] == [
         f"000000000001-{name_of('waiting')}~act.json"
     ]
+    assert not list((root / layout.JOURNAL).iterdir())
     assert "journal/" in (root / "README.md").read_text()
     assert (root / "lock").read_text() == ""
 
@@ -147,6 +148,13 @@ def test_a_big_instance_has_a_directory(tmp_path: Path) -> None:
 def test_reopening_an_unchanged_store_changes_no_readable_file(tmp_path: Path) -> None:
     root = tmp_path / "store"
     filled_store(root)
+
+    async def suspend() -> None:
+        async with FileSystemProvider(root, clock=ManualClock()) as provider:
+            await provider.enqueue_for_orchestrator(factories.start("suspended"))
+            await provider.admin.suspend_instance("suspended")
+
+    asyncio.run(suspend())
     before = {path: path.read_bytes() for path in root.rglob("*.json*") if path.is_file()}
 
     async def reopen() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import apsw
 import pytest
 
 from commit_points import ObservedProvider
@@ -21,6 +22,7 @@ from perdure.conformance.factories import (
 )
 from perdure.errors import DuplicateEvent, InternalError, LockLost, NotFound, UsageError
 from perdure.providers.records import EnqueueCondition, ExecutionMetadata, TurnCommit
+from perdure.providers.sqlite import SqliteProvider
 from perdure.providers.sqlite.transaction import Verb
 from perdure.providers.sqlite.writer import BATCH_OPERATIONS_MAX
 
@@ -309,3 +311,21 @@ def test_an_activity_must_not_end_the_transaction(path, sql):
         return len(await provider.admin.list_messages("x"))
 
     assert run(path, settle) == 0
+
+
+def test_all_statements_of_a_read_see_one_state_of_the_store(tmp_path):
+    path = tmp_path / "store.db"
+
+    def look_twice(snapshot):
+        first = snapshot.row("SELECT created_at FROM store_info")
+        other = apsw.Connection(str(path))
+        other.execute("UPDATE store_info SET created_at = created_at + 1")
+        other.close()
+        return first, snapshot.row("SELECT created_at FROM store_info")
+
+    async def scenario():
+        async with SqliteProvider(path) as provider:
+            return await provider._store.read(Verb("look_twice", look_twice))
+
+    first, second = asyncio.run(scenario())
+    assert first == second

@@ -86,7 +86,10 @@ class TestDeletion:
         assert await exists(store, "busy") == [False]
 
     async def test_deleting_an_unknown_instance_says_not_found(self, store: Store) -> None:
+        await enqueue(store, raised("early"))
         for force in (False, True):
+            with pytest.raises(NotFound):
+                await store.admin.delete_instances_atomic(["early"], force=force)
             with pytest.raises(NotFound):
                 await store.admin.delete_instance("unknown", force=force)
             with pytest.raises(NotFound):

@@ -94,6 +94,20 @@ class TestKeptLocks:
         assert fetched.item.history == ()
         assert await fetch(store, owner=OWNER) is None
 
+    async def test_the_owner_of_a_lock_gets_another_message_first_if_it_was_sent_before(
+        self, store: Store
+    ) -> None:
+        await create(store, "a", owner=OWNER, keep_lock_ms=600_000)
+        await create(store, "b")
+        await enqueue(store, raised("a"))
+        for instance in ("b", "a"):
+            await store.provider.enqueue_for_orchestrator(raised(instance), 50_000)
+        assert (await take(store, "a", owner=OWNER)).continues
+        await store.advance(60_000)
+
+        await take(store, "b", owner=OWNER)
+        await take(store, "a", owner=OWNER)
+
     async def test_late_arrivals_come_in_the_order_in_which_they_came_due(
         self, store: Store
     ) -> None:

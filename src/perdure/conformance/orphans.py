@@ -130,6 +130,16 @@ class TestDeadLetters:
         depths = await store.admin.get_queue_depths()
         assert (depths.dead_letters, depths.orchestrator.visible) == (1, 0)
 
+    async def test_a_message_for_later_does_not_save_an_orphan(self, store: Store) -> None:
+        message = raised("unknown", "now")
+        await store.provider.enqueue_for_orchestrator(raised("unknown", "later"), 9 * _LATER_MS)
+        await enqueue(store, message)
+        await store.advance(_LATER_MS)
+
+        assert await fetch(store) is None
+
+        assert [letter.message.body for letter in await letters(store)] == [message.body]
+
     async def test_a_busy_queue_does_not_save_orphans(self, store: Store) -> None:
         await enqueue(store, raised("unknown"))
         await store.advance(_LATER_MS)

@@ -58,7 +58,7 @@ def due_migrations(
     migrations: Sequence[Migration], schema_version: int, location: str
 ) -> Sequence[Migration]:
     """Return the migrations that the store needs. Raise StoreRefused for a newer schema."""
-    newest = migrations[-1].number if migrations else 0
+    newest = migrations[-1].number
     if schema_version > newest:
         raise StoreRefused(
             "open",

@@ -35,6 +35,8 @@ from perdure.providers.url import (
         ("sqlite:shop.db?", "shop.db"),
         ("file:./store?archive=30d&orphan_grace=5s", "./store"),
         ("what?.db", "what?.db"),
+        ("c:/shop.db", "c:/shop.db"),
+        (r"C:\srv\shop.db", r"C:\srv\shop.db"),
     ],
 )
 def test_a_local_store_is_a_path(written, path):
@@ -63,8 +65,8 @@ _RIGHT_VALUES = {
     "durability": "relaxed",
     "listen": "false",
     "answer_timeout": "5s",
-    "mail_bytes_max": "7",
-    "mail_max": "7",
+    "mail_bytes_max": "1",
+    "mail_max": "1",
     "orphan_grace": "5s",
     "pool_size": "7",
     "prepare": "false",
@@ -89,7 +91,7 @@ def test_an_option_of_the_url_reaches_the_constructor(scheme, option, monkeypatc
     open_provider(f"{place}?{option}={_RIGHT_VALUES[option]}")
 
     as_said = {
-        "30d": 30 * 86_400, "false": False, "5s": 5, "7": 7, "500ms": 0.5
+        "30d": 30 * 86_400, "false": False, "5s": 5, "1": 1, "7": 7, "500ms": 0.5
     }  # fmt: skip
     value = _RIGHT_VALUES[option]
     assert given[option] == as_said.get(value, value)

@@ -336,8 +336,6 @@ class Writer:
         self._waiting_since = since if is_stall else None
 
     def _reset(self) -> None:
-        # The next commit may open a file again: how long that takes is unknown.
-        self._quick_commits = 0
         self._database.reset()
         self._is_broken = False
 
