@@ -72,6 +72,15 @@ def test_a_changed_event_is_not_exported(path):
         run(path, lambda provider: provider.admin.export_instance("i"))
 
 
+def test_a_damaged_body_is_listed_as_a_fetch_gives_it(path):
+    change(path, "UPDATE orchestrator_queue SET body = CAST(x'7bff' AS TEXT)")
+
+    (listed,) = run(path, lambda provider: provider.admin.list_messages("i"))
+    fetched = run(path, lambda provider: provider.fetch_orchestration_item(LOCK_MS, 0))
+
+    assert listed.message.body == fetched.item.messages[0].body == "{\\xff"
+
+
 def test_an_event_from_before_there_were_checksums_is_read(path):
     before = run(path, lambda provider: provider.read("i"))
     change(path, "UPDATE history SET checksum = NULL")

@@ -257,7 +257,7 @@ def depths(snapshot: Snapshot) -> QueueDepths:
 
 def list_messages(snapshot: Snapshot, instance_id: str, limit: int) -> list[QueuedMessage]:
     """Return the messages of an instance in queue order; a limit of -1 means all."""
-    rows = snapshot.execute(_MESSAGES, (instance_id, snapshot.now, limit))
+    rows = _listed(snapshot, _MESSAGES, (instance_id, snapshot.now, limit))
     return [
         QueuedMessage(
             message_id=message_id,
@@ -290,8 +290,16 @@ def list_work(snapshot: Snapshot, instance_id: str, limit: int) -> list[QueuedWo
             locked_until_ms=row[12],
             heartbeat=row[13],
         )
-        for row in snapshot.execute(_WORK, (instance_id, snapshot.now, limit))
+        for row in _listed(snapshot, _WORK, (instance_id, snapshot.now, limit))
     ]
+
+
+def _listed(snapshot: Snapshot, statement: str, parameters: tuple[Any, ...]) -> list[Any]:
+    """Return rows, also if a body is damaged: an operator ends its instance."""
+    try:
+        return snapshot.rows(statement, parameters)
+    except UnicodeDecodeError:
+        return readable(snapshot, statement, parameters)
 
 
 def list_dead_letters(snapshot: Snapshot, limit: int) -> list[DeadLetter]:
