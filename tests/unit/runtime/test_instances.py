@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perdure.runtime.instances import LiveCache
+from perdure.runtime.instances import LiveCache, LockReleaser
 
 
 def instance(instance_id, events):
@@ -84,3 +84,20 @@ def test_an_instance_is_idle_since_its_last_turn(cache):
     assert [live.instance_id for live in cache.idle_since(1)] == ["b"]
     assert [live.instance_id for live in cache.idle_since(5)] == ["b", "c", "a"]
     assert cache.oldest_idle() is cache.get("b")
+
+
+def test_the_errors_of_the_last_instances_are_remembered_and_no_more():
+    async def forgotten(*_: object, **__: object) -> None: ...
+
+    worker = SimpleNamespace(
+        provider=SimpleNamespace(abandon_orchestration_item=forgotten),
+        codec=None,
+        clock=None,
+        observer=None,
+    )
+    background = SimpleNamespace(spawn_logged=lambda coroutine: coroutine.close())
+    releaser = LockReleaser(worker, background)
+    for number in range(1000):
+        releaser.fail(str(number), "token", ValueError(number))
+
+    assert list(releaser._errors) == [str(number) for number in range(1000 - 256, 1000)]
