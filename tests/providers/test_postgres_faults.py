@@ -147,6 +147,24 @@ def test_a_passing_fault_is_hidden_from_every_verb(
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("state", RETRYABLE)
+def test_a_batch_that_is_sent_again_does_not_get_the_answer_of_another_handle(
+    schema: str, saboteur: Saboteur, state: str
+) -> None:
+    async def check() -> None:
+        first, second = (
+            PostgresProvider(shared_server().dsn, schema=schema, pool_size=3) for _ in range(2)
+        )
+        async with first, second:
+            for number in range(3):  # each handle counts its own batches
+                assert await first.enqueue_for_orchestrator(start(f"first-{number}"))
+                saboteur.fail(state, 2)
+                assert await second.enqueue_for_orchestrator(start(f"second-{number}"))
+                assert len(await second.admin.list_messages(f"second-{number}")) == 1
+
+    asyncio.run(check())
+
+
 @pytest.mark.parametrize(
     ("state", "error"),
     [("40P01", StoreBusy), ("57P01", StoreUnavailable), ("53100", StoreFull)],
