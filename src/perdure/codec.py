@@ -199,11 +199,14 @@ class Codec:
     def _parts_to_measure(self, value: Any) -> Sequence[Any]:
         """Return what is written of a value of another class."""
         try:
-            for kind in (*_COLLECTIONS, str, bytes, bytearray):
-                if isinstance(value, kind):
-                    return (kind(value),)
+            if isinstance(value, (list, tuple, set, frozenset)):
+                return (list(cast("Iterable[Any]", value)),)
             if isinstance(value, dict):
-                return (list(dict.keys(value)), list(dict.values(value)))
+                return ({**cast("Any", value)},)
+            if isinstance(value, str):
+                return (str.__str__(value),)
+            if isinstance(value, (bytes, bytearray)):
+                return (bytes(value),)
             if isinstance(value, Enum):
                 return (value.value,)
             if isinstance(value, PurePath):
@@ -513,11 +516,11 @@ def _unhashable_members(parts: Iterable[Any]) -> list[str]:
     """Return the kinds of members of sets and of keys of dicts that can change, as ``list``."""
     found: list[str] = []
     for part in parts:
-        waiting = [getattr(part, name) for name in _HASHED.get(type(part), ())]
+        waiting: list[object] = [getattr(part, name) for name in _HASHED.get(_kind(part), ())]
         while waiting:
             member = waiting.pop()
-            if type(member) in _UNHASHABLE:
-                found.append(_UNHASHABLE[type(member)])
+            if (kind := _UNHASHABLE.get(_kind(member))) is not None:
+                found.append(kind)
             elif isinstance(member, msgspec.inspect.TupleType):
                 waiting.extend(member.item_types)
             elif isinstance(member, msgspec.inspect.VarTupleType):

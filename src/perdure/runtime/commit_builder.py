@@ -49,7 +49,8 @@ def build_commit(
     execution, outcome, now_ms = turn.live.execution, turn.outcome, turn.now_ms
     started = execution.started
     is_final = turn.final is not None
-    worker_items, claimed = _worker_items(turn, claim_for)
+    # Most turns have few of these, and a comprehension of nothing costs a call on Python 3.11.
+    worker_items, claimed = _worker_items(turn, claim_for) if outcome.activities else ((), [])
     sends = (
         outcome.timers
         or outcome.children
@@ -75,22 +76,34 @@ def build_commit(
             if outcome.custom_status
             else None
         ),
-        kv_changes=tuple([_kv_change(event, now_ms) for event in outcome.kv_writes]),
-        cancelled_activities=tuple(
-            [
-                ActivityIdentity(
-                    instance_id=execution.instance_id,
-                    execution_id=execution.execution_id,
-                    activity_id=activity_id,
-                )
-                for activity_id in outcome.cancelled_activities
-            ]
+        kv_changes=(
+            tuple([_kv_change(event, now_ms) for event in outcome.kv_writes])
+            if outcome.kv_writes
+            else ()
         ),
-        cancelled_timers=tuple(
-            [
-                TimerIdentity(execution_id=execution.execution_id, timer_id=timer_id)
-                for timer_id in outcome.cancelled_timers
-            ]
+        cancelled_activities=(
+            tuple(
+                [
+                    ActivityIdentity(
+                        instance_id=execution.instance_id,
+                        execution_id=execution.execution_id,
+                        activity_id=activity_id,
+                    )
+                    for activity_id in outcome.cancelled_activities
+                ]
+            )
+            if outcome.cancelled_activities
+            else ()
+        ),
+        cancelled_timers=(
+            tuple(
+                [
+                    TimerIdentity(execution_id=execution.execution_id, timer_id=timer_id)
+                    for timer_id in outcome.cancelled_timers
+                ]
+            )
+            if outcome.cancelled_timers
+            else ()
         ),
         consumed=tuple(turn.consumed),
         returned=(
