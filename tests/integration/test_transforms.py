@@ -176,6 +176,8 @@ async def test_an_activity_is_left_to_a_worker_that_can_unwrap_its_arguments(
 
             await until(is_refused)
         assert not (await flows.describe("x")).status.is_final
+        left = await flows.provider.admin.list_work("x")
+        assert [entry.attempt_count for entry in left] == [0]
         async with Runtime(store, HANDLERS, codec=RIGHT):
             assert await handle.result(HANG_SECONDS) == 4
 
