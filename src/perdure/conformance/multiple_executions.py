@@ -104,6 +104,7 @@ class TestMultipleExecutions:
         assert again.item.history == (started("a"),)
 
     async def test_history_that_a_tool_wrote_makes_an_instance_known(self, store: Store) -> None:
+        await create(store, "other")
         await store.provider.append_with_execution("a", 3, [started("a", 3)])
         assert await store.admin.list_executions("a") == []
 
@@ -111,6 +112,8 @@ class TestMultipleExecutions:
 
         assert fetched.item.execution_id == 3
         assert fetched.item.history == (started("a", 3),)
+        info = await store.admin.get_instance_info("a")
+        assert (info.execution_id, info.status) == (3, Status.RUNNING)
 
     async def test_an_instance_is_created_once(self, store: Store) -> None:
         await enqueue(store, start("a"))
