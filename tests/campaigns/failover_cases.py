@@ -404,7 +404,7 @@ async def _start_without_standby(starts: int, end: Callable[[Node], None]) -> st
         async with PostgresProvider(cluster.dsn) as provider:
             cluster.standby.kill()
             calls = [
-                asyncio.create_task(
+                asyncio.ensure_future(
                     provider.enqueue_for_orchestrator(factories.start(f"s{number}"))
                 )
                 for number in range(starts)

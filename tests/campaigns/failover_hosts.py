@@ -217,7 +217,7 @@ async def _outlast_frozen(seconds_max: float) -> str:
         async with PostgresProvider(cluster.dsn, retry_timeout=90) as provider:
             await provider.enqueue_for_orchestrator(factories.start("before"))
             cluster.primary.freeze()
-            going_on = asyncio.create_task(
+            going_on = asyncio.ensure_future(
                 provider.enqueue_for_orchestrator(factories.start("after"))
             )
             await asyncio.to_thread(cluster.promote)

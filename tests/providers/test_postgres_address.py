@@ -23,7 +23,7 @@ from perdure.errors import (
 )
 from perdure.providers.postgres import PostgresProvider
 from perdure.providers.postgres.address import address_of
-from perdure.providers.postgres.pool import ConnectionPool
+from perdure.providers.postgres.hosts import Hosts
 from perdure.providers.records import InstanceQuery
 from perdure.providers.url import open_provider
 from postgres_factory import new_schema
@@ -317,18 +317,18 @@ def test_opening_waits_for_a_connection_that_is_free(
         sql.SQL("SELECT {}.grant_worker({})").format(sql.Identifier(schema), sql.Literal(role))
     )
     execute(owner, "ALTER ROLE {role} CONNECTION LIMIT 1", role=role)
-    connect, tries = ConnectionPool.connect, 0
+    connect, tries = Hosts.connect, 0
 
     with psycopg.connect(as_role(role)) as taken:
 
-        async def counted(self: ConnectionPool) -> Any:
+        async def counted(self: Hosts) -> Any:
             nonlocal tries
             tries += 1
             if tries == 3:
                 taken.close()
             return await connect(self)
 
-        monkeypatch.setattr(ConnectionPool, "connect", counted)
+        monkeypatch.setattr(Hosts, "connect", counted)
         impatient = PostgresProvider(as_role(role), schema=schema, retry_timeout=0)
         with pytest.raises(StoreUnavailable, match=r"too many connections.*try again later"):
             open_and_close(impatient)

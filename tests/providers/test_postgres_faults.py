@@ -229,7 +229,7 @@ def test_work_goes_on_at_the_standby_that_was_promoted(server: PostgresServer) -
             await asyncio.to_thread(_wait_for_replay, server, standby)
 
             await asyncio.to_thread(server.stop, "immediate")
-            going_on = asyncio.create_task(provider.enqueue_for_orchestrator(start("after")))
+            going_on = asyncio.ensure_future(provider.enqueue_for_orchestrator(start("after")))
             await asyncio.to_thread(standby.promote)
 
             assert await going_on
