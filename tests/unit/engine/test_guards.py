@@ -239,7 +239,8 @@ def test_after_a_turn_everything_is_as_before():
 
     # Not compared with what they were before: another turn may have left its guards.
     assert isinstance(time.sleep, BuiltinFunctionType)
-    assert threading._start_new_thread is _thread.start_new_thread
+    starter = "start_joinable_thread" if sys.version_info >= (3, 13) else "start_new_thread"
+    assert getattr(threading, f"_{starter}") is getattr(_thread, starter)
     assert sys.get_asyncgen_hooks() == before
     assert asyncio._get_running_loop() is None
     with open(__file__) as file:
